@@ -1,0 +1,208 @@
+"""What SHOULD run: the typed inventory.
+
+Every model forbids unknown keys and is frozen. Durations are seconds (float); YAML may say ``90``, ``"90s"``,
+``"15m"`` or ``"1h30m"``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+__all__ = [
+    "GPU",
+    "SSH",
+    "ArgValue",
+    "Duration",
+    "Health",
+    "Host",
+    "Inventory",
+    "Limits",
+    "Restart",
+    "RuntimeSpec",
+    "Service",
+    "Speculative",
+    "Target",
+    "parse_duration",
+]
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@-]{1,240}\.service")
+
+
+def parse_duration(value: Any) -> float:
+    """Seconds from ``90``, ``"90s"``, ``"15m"``, ``"1h30m"``.
+
+    :raises ValueError: for anything else, or a negative duration.
+    """
+    if isinstance(value, bool):
+        raise ValueError("a duration is a number of seconds or a text such as 90s, 15m, 1h30m")
+    if isinstance(value, int | float) and value >= 0:
+        return float(value)
+    if isinstance(value, str) and value.strip():
+        match = _DURATION.fullmatch(value.strip().lower().replace(" ", ""))
+        if match:
+            hours, minutes, seconds = (float(part) if part else 0.0 for part in match.groups())
+            return hours * 3600 + minutes * 60 + seconds
+    raise ValueError(f"{value!r} is not a duration: write seconds or a text such as 90s, 15m, 1h30m")
+
+
+def _absolute(value: str) -> str:
+    if not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts or "\0" in value:
+        raise ValueError(f"{value!r} is not an absolute path on the host")
+    return value
+
+
+def _unit_name(value: str) -> str:
+    if not _UNIT_NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a systemd service name such as sglang-k26-ddtree.service")
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+RemotePath = Annotated[str, AfterValidator(_absolute)]
+UnitName = Annotated[str, AfterValidator(_unit_name)]
+ArgValue = bool | int | float | str | list[int | float | str] | None
+"""Value of a launch argument: ``true`` is a bare flag, ``false``/``null`` leaves it out, a list is repeated words."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SSH(_Model):
+    """How to reach a host. What is left out comes from the user's ssh_config, agent and known_hosts."""
+
+    user: str | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity_file: str | None = Field(default=None, description="private key on this machine; ~ is expanded")
+    known_hosts: str | None = Field(default=None, description="known_hosts file instead of the user's own")
+    config: str | None = Field(default=None, description="ssh_config file instead of the user's own")
+    fingerprint: str | None = Field(
+        default=None, pattern=r"^SHA256:[A-Za-z0-9+/]{43}=?$", description="pinned host key, as ssh-keygen -l prints it"
+    )
+    proxy_jump: str | None = Field(default=None, description="[user@]host[:port] of a bastion")
+    connect_timeout: Duration = 10.0
+    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9_./+-]+$", description="Python >= 3.8 on the host")
+
+
+class GPU(_Model):
+    """What the host must have; compared with ``nvidia-smi``."""
+
+    name: str
+    count: int = Field(ge=1)
+    arch: str = Field(pattern=r"^sm\d{2,3}[af]?$", description="sm120, sm103 ...")
+    interconnect: Literal["pcie", "nvlink"] = "pcie"
+    memory_gb: float | None = Field(default=None, gt=0, description="per GPU, in GB")
+
+
+class Speculative(_Model):
+    """Speculative decoding. Tree verification sends ``budget + 1`` tokens a request."""
+
+    algorithm: str = "DDTREE"
+    block_size: int = Field(default=8, ge=2, description="tokens the drafter proposes a step, root included")
+    budget: int | None = Field(default=None, ge=1, description="tree nodes, root not included (DDTREE)")
+    topk_cap: int | None = Field(default=None, ge=1)
+    budget_schedule: Literal["fixed", "adaptive"] | None = None
+
+
+class Limits(_Model):
+    """Resource limits of the unit."""
+
+    memlock: int | Literal["infinity"] = "infinity"
+    nofile: int | Literal["infinity"] = 1048576
+    tasks: int | Literal["infinity"] = "infinity"
+
+
+class Restart(_Model):
+    """Restart policy. ``interval`` must exceed ``burst x (delay + time to crash)``; left out, it is computed."""
+
+    policy: Literal["no", "on-failure", "always"] = "on-failure"
+    delay: Duration = 10.0
+    burst: int = Field(default=3, ge=1)
+    interval: Duration | None = None
+
+
+class Health(_Model):
+    """What healthy means, in seconds and tokens."""
+
+    load_timeout: Duration = Field(default=2700.0, description="longest load accepted, however much progress it makes")
+    stall_timeout: Duration = Field(default=600.0, description="longest silence: no phase, shard, log line")
+    stop_timeout: Duration = Field(default=120.0, description="TimeoutStopSec: a drain may never end in 0.5.11")
+    window: Duration = Field(default=10.0, description="how long the unit is held after the completion")
+    prompt: str = Field(default="quicksort", description="named prompt of the smoke check, or free text")
+    max_tokens: int = Field(default=128, ge=1)
+    request_timeout: Duration = 90.0
+    min_accept_length: float | None = Field(default=None, ge=1.0)
+
+
+class Service(_Model):
+    """One serving configuration bound to a systemd unit."""
+
+    name: str = ""
+    description: str = ""
+    unit: UnitName
+    runtime: str = Field(description="name under runtimes:")
+    venv: RemotePath = Field(description="virtual environment with torch and the compiled kernels")
+    model: RemotePath
+    drafter: RemotePath | None = None
+    served_name: str | None = None
+    bind: str = "127.0.0.1"
+    port: int = Field(default=30001, ge=1, le=65535)
+    tensor_parallel: int = Field(default=1, ge=1)
+    speculative: Speculative | None = None
+    args: dict[str, ArgValue] = Field(default_factory=dict, description="further launch flags, without the dashes")
+    environment: dict[str, str] = Field(default_factory=dict)
+    user: str | None = None
+    kill_mode: Literal["mixed", "control-group"] = "mixed"
+    limits: Limits = Limits()
+    restart: Restart = Restart()
+    health: Health = Health()
+
+
+class RuntimeSpec(_Model):
+    """Which runtime: a description (base wheel + patch series) and, if wished, another base or fewer patches."""
+
+    name: str = ""
+    description: str = Field(default="sglang-0.5.11", description="directory under patches/, or a path to one")
+    python: str = Field(default="cp312", pattern=r"^cp3\d+$", description="Python tag of the venv on the host")
+    base: str | None = Field(default=None, description="a wheel or source tree of your own instead of the pinned wheel")
+    patches: list[str] | None = Field(default=None, description="left out: the whole series; []: the base as it is")
+
+
+class Host(_Model):
+    """A machine. ``address`` left out: the name is resolved by the user's ssh_config or DNS."""
+
+    name: str = ""
+    description: str = ""
+    address: str | None = None
+    ssh: SSH = SSH()
+    gpu: GPU | None = None
+    deploy_root: RemotePath = "/opt/ddtree-ops"
+    http: Literal["tunnel", "direct"] = Field(default="tunnel", description="how the engine's HTTP is reached")
+    services: dict[str, Service] = Field(default_factory=dict, description="with this host's overrides merged in")
+
+
+class Inventory(_Model):
+    """A loaded inventory file: everything resolved, defaults and overrides merged."""
+
+    path: str = ""
+    hosts: dict[str, Host]
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    runtimes: dict[str, RuntimeSpec] = Field(default_factory=dict)
+
+
+class Target(_Model):
+    """One service on one host: the unit of every command."""
+
+    host: Host
+    service: Service
+    runtime: RuntimeSpec
+
+    @property
+    def name(self) -> str:
+        """``host`` or, where a host has several services, ``host/service``."""
+        return self.host.name if len(self.host.services) == 1 else f"{self.host.name}/{self.service.name}"

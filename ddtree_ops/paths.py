@@ -1,0 +1,42 @@
+"""Where things live on the operator's machine. Shipped data is found in a checkout and in an installed package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_dir", "config_dir", "lab_dir", "shipped", "state_dir"]
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / fallback) / "ddtree-ops"
+
+
+def cache_dir() -> Path:
+    """Rebuildable things: wheels, bundles. ``$XDG_CACHE_HOME/ddtree-ops``."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def state_dir() -> Path:
+    """Things worth keeping: captured evidence, the lab. ``$XDG_STATE_HOME/ddtree-ops``."""
+    return _xdg("XDG_STATE_HOME", ".local/state")
+
+
+def config_dir() -> Path:
+    """The user's own inventories and signatures. ``$XDG_CONFIG_HOME/ddtree-ops``."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
+def lab_dir() -> Path:
+    """Root of the lab hosts: ``$DDTREE_OPS_LAB_DIR`` or ``state_dir()/lab``."""
+    return Path(os.environ.get("DDTREE_OPS_LAB_DIR") or state_dir() / "lab")
+
+
+def shipped(kind: str) -> Path:
+    """Directory of shipped ``inventories``, ``playbooks`` or ``patches``."""
+    for root in (_PACKAGE.parent, _PACKAGE / "data"):
+        if (root / kind).is_dir() and (root != _PACKAGE.parent or (root / "pyproject.toml").is_file()):
+            return root / kind
+    raise FileNotFoundError(f"{kind}: not found beside the package; reinstall ddtree-ops")

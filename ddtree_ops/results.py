@@ -1,0 +1,116 @@
+"""The result model every layer speaks: verdicts, evidence, check results and progress events.
+
+Pure data. ``report`` renders it; ``checks``, ``diagnose`` and ``deploy`` produce it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ddtree_ops.errors import ExitCode
+
+__all__ = ["CheckResult", "Event", "EventKind", "Evidence", "Reporter", "Verdict", "exit_code_of", "worst"]
+
+
+class Verdict(StrEnum):
+    """Outcome of a check. No data is never :attr:`PASS`: it is :attr:`INCONCLUSIVE`."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One thing a verdict rests on.
+
+    :param source: where it was read (``journal``, ``http GET /server_info``, ``systemctl show``, a file name).
+    :param text: the text itself, redacted, without trailing newline.
+    :param line: 1-based line number within ``source`` where that makes sense.
+    :param time: UTC time in ISO 8601, or empty.
+    """
+
+    source: str
+    text: str
+    line: int | None = None
+    time: str = ""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found on one host.
+
+    :param name: stable dotted id (``smoke``, ``smoke.stable``, ``signatures``, ``preflight.disk``).
+    :param summary: one sentence for a person.
+    :param facts: figures behind the sentence, JSON-serialisable; names carry their unit
+        (``ready_s``, ``tokens_per_s``, ``accept_length``).
+    :param hint: next command to type when the verdict is not a pass.
+    """
+
+    name: str
+    verdict: Verdict
+    summary: str
+    host: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+    hint: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True for a pass only."""
+        return self.verdict is Verdict.PASS
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Combine verdicts: fail > inconclusive > pass. Nothing, or only skipped checks, is inconclusive."""
+    seen = set(verdicts)
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS):
+        if verdict in seen:
+            return verdict
+    return Verdict.INCONCLUSIVE
+
+
+def exit_code_of(verdict: Verdict) -> ExitCode:
+    """The exit status a verdict stands for."""
+    return {
+        Verdict.PASS: ExitCode.OK,
+        Verdict.FAIL: ExitCode.CHECK_FAILED,
+        Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+        Verdict.SKIPPED: ExitCode.INCONCLUSIVE,
+    }[verdict]
+
+
+class EventKind(StrEnum):
+    """What a progress event announces."""
+
+    START = "start"
+    PROGRESS = "progress"
+    DONE = "done"
+    FAIL = "fail"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Progress of one phase on one host; rendered live on a terminal and as lines elsewhere.
+
+    :param phase: playbook step name (``preflight``, ``build``, ``push`` ...).
+    :param message: one line for a person.
+    :param fraction: 0..1 where known.
+    :param elapsed_s: seconds since the phase began, on DONE and FAIL.
+    """
+
+    kind: EventKind
+    host: str
+    phase: str
+    message: str = ""
+    fraction: float | None = None
+    elapsed_s: float | None = None
+
+
+Reporter = Callable[[Event], None]
+"""Where events go. Must be cheap and safe to call from any thread."""
