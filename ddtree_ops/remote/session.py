@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import httpx
 
+from ddtree_ops.remote.files import FileEntry
+
 __all__ = ["Completed", "FileEntry", "PublishResult", "Reply", "Request", "Session", "Stream"]
 
 
@@ -46,16 +48,6 @@ class Completed:
     def text(self) -> str:
         """stdout decoded as UTF-8 with replacement."""
         return self.stdout.decode("utf-8", "replace")
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """One file of a tree: POSIX path relative to the root, permission bits, size in bytes, hex sha256."""
-
-    path: str
-    mode: int
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True)
