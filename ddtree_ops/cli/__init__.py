@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Typer commands: parse, call, render. No logic."""

@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Plan (pure) and apply: releases, activation, rollback, history."""

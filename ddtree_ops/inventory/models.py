@@ -6,11 +6,12 @@ Every model forbids unknown keys and is frozen. Durations are seconds (float); Y
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 __all__ = [
     "GPU",
@@ -29,7 +30,9 @@ __all__ = [
     "parse_duration",
 ]
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_DURATION = re.compile(
+    r"(?=.)(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?|(\d+(?:\.\d+)?)", re.ASCII
+)
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@-]{1,240}\.service")
 
 
@@ -40,13 +43,13 @@ def parse_duration(value: Any) -> float:
     """
     if isinstance(value, bool):
         raise ValueError("a duration is a number of seconds or a text such as 90s, 15m, 1h30m")
-    if isinstance(value, int | float) and value >= 0:
+    if isinstance(value, int | float) and 0 <= value < math.inf:
         return float(value)
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip().lower().replace(" ", ""))
         if match:
-            hours, minutes, seconds = (float(part) if part else 0.0 for part in match.groups())
-            return hours * 3600 + minutes * 60 + seconds
+            hours, minutes, seconds, plain = (float(part) if part else 0.0 for part in match.groups())
+            return hours * 3600 + minutes * 60 + seconds + plain
     raise ValueError(f"{value!r} is not a duration: write seconds or a text such as 90s, 15m, 1h30m")
 
 
@@ -62,7 +65,21 @@ def _unit_name(value: str) -> str:
     return value
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+def _not_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, found the boolean {str(value).lower()}")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_not_boolean)]
+"""A whole number; pydantic alone would take ``true`` for 1."""
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[\d.hms ]+$"}]}
+    ),
+]
 RemotePath = Annotated[str, AfterValidator(_absolute)]
 UnitName = Annotated[str, AfterValidator(_unit_name)]
 ArgValue = bool | int | float | str | list[int | float | str] | None
@@ -77,23 +94,27 @@ class SSH(_Model):
     """How to reach a host. What is left out comes from the user's ssh_config, agent and known_hosts."""
 
     user: str | None = None
-    port: int | None = Field(default=None, ge=1, le=65535)
+    port: Int | None = Field(default=None, ge=1, le=65535)
     identity_file: str | None = Field(default=None, description="private key on this machine; ~ is expanded")
     known_hosts: str | None = Field(default=None, description="known_hosts file instead of the user's own")
     config: str | None = Field(default=None, description="ssh_config file instead of the user's own")
     fingerprint: str | None = Field(
-        default=None, pattern=r"^SHA256:[A-Za-z0-9+/]{43}=?$", description="pinned host key, as ssh-keygen -l prints it"
+        default=None,
+        pattern=r"^SHA256:[A-Za-z0-9+/]{43}=?$",
+        description="pinned host key, as ssh-keygen -l prints it",
     )
     proxy_jump: str | None = Field(default=None, description="[user@]host[:port] of a bastion")
     connect_timeout: Duration = 10.0
-    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9_./+-]+$", description="Python >= 3.8 on the host")
+    python: str = Field(
+        default="python3", pattern=r"^[A-Za-z0-9_./+-]+$", description="Python >= 3.8 on the host"
+    )
 
 
 class GPU(_Model):
     """What the host must have; compared with ``nvidia-smi``."""
 
     name: str
-    count: int = Field(ge=1)
+    count: Int = Field(ge=1)
     arch: str = Field(pattern=r"^sm\d{2,3}[af]?$", description="sm120, sm103 ...")
     interconnect: Literal["pcie", "nvlink"] = "pcie"
     memory_gb: float | None = Field(default=None, gt=0, description="per GPU, in GB")
@@ -103,18 +124,18 @@ class Speculative(_Model):
     """Speculative decoding. Tree verification sends ``budget + 1`` tokens a request."""
 
     algorithm: str = "DDTREE"
-    block_size: int = Field(default=8, ge=2, description="tokens the drafter proposes a step, root included")
-    budget: int | None = Field(default=None, ge=1, description="tree nodes, root not included (DDTREE)")
-    topk_cap: int | None = Field(default=None, ge=1)
+    block_size: Int = Field(default=8, ge=2, description="tokens the drafter proposes a step, root included")
+    budget: Int | None = Field(default=None, ge=1, description="tree nodes, root not included (DDTREE)")
+    topk_cap: Int | None = Field(default=None, ge=1)
     budget_schedule: Literal["fixed", "adaptive"] | None = None
 
 
 class Limits(_Model):
     """Resource limits of the unit."""
 
-    memlock: int | Literal["infinity"] = "infinity"
-    nofile: int | Literal["infinity"] = 1048576
-    tasks: int | Literal["infinity"] = "infinity"
+    memlock: Int | Literal["infinity"] = "infinity"
+    nofile: Int | Literal["infinity"] = 1048576
+    tasks: Int | Literal["infinity"] = "infinity"
 
 
 class Restart(_Model):
@@ -122,19 +143,23 @@ class Restart(_Model):
 
     policy: Literal["no", "on-failure", "always"] = "on-failure"
     delay: Duration = 10.0
-    burst: int = Field(default=3, ge=1)
+    burst: Int = Field(default=3, ge=1)
     interval: Duration | None = None
 
 
 class Health(_Model):
     """What healthy means, in seconds and tokens."""
 
-    load_timeout: Duration = Field(default=2700.0, description="longest load accepted, however much progress it makes")
+    load_timeout: Duration = Field(
+        default=2700.0, description="longest load accepted, however much progress it makes"
+    )
     stall_timeout: Duration = Field(default=600.0, description="longest silence: no phase, shard, log line")
-    stop_timeout: Duration = Field(default=120.0, description="TimeoutStopSec: a drain may never end in 0.5.11")
+    stop_timeout: Duration = Field(
+        default=120.0, description="TimeoutStopSec: a drain may never end in 0.5.11"
+    )
     window: Duration = Field(default=10.0, description="how long the unit is held after the completion")
     prompt: str = Field(default="quicksort", description="named prompt of the smoke check, or free text")
-    max_tokens: int = Field(default=128, ge=1)
+    max_tokens: Int = Field(default=128, ge=1)
     request_timeout: Duration = 90.0
     min_accept_length: float | None = Field(default=None, ge=1.0)
 
@@ -151,10 +176,12 @@ class Service(_Model):
     drafter: RemotePath | None = None
     served_name: str | None = None
     bind: str = "127.0.0.1"
-    port: int = Field(default=30001, ge=1, le=65535)
-    tensor_parallel: int = Field(default=1, ge=1)
+    port: Int = Field(default=30001, ge=1, le=65535)
+    tensor_parallel: Int = Field(default=1, ge=1)
     speculative: Speculative | None = None
-    args: dict[str, ArgValue] = Field(default_factory=dict, description="further launch flags, without the dashes")
+    args: dict[str, ArgValue] = Field(
+        default_factory=dict, description="further launch flags, without the dashes"
+    )
     environment: dict[str, str] = Field(default_factory=dict)
     user: str | None = None
     kill_mode: Literal["mixed", "control-group"] = "mixed"
@@ -167,10 +194,18 @@ class RuntimeSpec(_Model):
     """Which runtime: a description (base wheel + patch series) and, if wished, another base or fewer patches."""
 
     name: str = ""
-    description: str = Field(default="sglang-0.5.11", description="directory under patches/, or a path to one")
-    python: str = Field(default="cp312", pattern=r"^cp3\d+$", description="Python tag of the venv on the host")
-    base: str | None = Field(default=None, description="a wheel or source tree of your own instead of the pinned wheel")
-    patches: list[str] | None = Field(default=None, description="left out: the whole series; []: the base as it is")
+    description: str = Field(
+        default="sglang-0.5.11", description="directory under patches/, or a path to one"
+    )
+    python: str = Field(
+        default="cp312", pattern=r"^cp3\d+$", description="Python tag of the venv on the host"
+    )
+    base: str | None = Field(
+        default=None, description="a wheel or source tree of your own instead of the pinned wheel"
+    )
+    patches: list[str] | None = Field(
+        default=None, description="left out: the whole series; []: the base as it is"
+    )
 
 
 class Host(_Model):
@@ -182,8 +217,12 @@ class Host(_Model):
     ssh: SSH = SSH()
     gpu: GPU | None = None
     deploy_root: RemotePath = "/opt/ddtree-ops"
-    http: Literal["tunnel", "direct"] = Field(default="tunnel", description="how the engine's HTTP is reached")
-    services: dict[str, Service] = Field(default_factory=dict, description="with this host's overrides merged in")
+    http: Literal["tunnel", "direct"] = Field(
+        default="tunnel", description="how the engine's HTTP is reached"
+    )
+    services: dict[str, Service] = Field(
+        default_factory=dict, description="with this host's overrides merged in"
+    )
 
 
 class Inventory(_Model):

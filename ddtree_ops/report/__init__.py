@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""One result model, rendered for a terminal, a log file or a program."""

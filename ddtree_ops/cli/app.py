@@ -1,0 +1,55 @@
+"""The ``ddtree-ops`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ddtree_ops.cli import deploying, describing, labs, observing, runtimes
+from ddtree_ops.errors import ExitCode, OpsError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="ddtree-ops",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Deploy a patched SGLang with DDTree speculative decoding to bare-metal GPU hosts, and prove that it works.",
+)
+
+
+@app.callback()
+def root(
+    inventory: Annotated[
+        str | None, typer.Option("--inventory", "-i", metavar="NAME|PATH", help="Inventory for all commands.")
+    ] = None,
+) -> None:
+    """Options before the command."""
+    if inventory is not None:
+        os.environ["DDTREE_OPS_INVENTORY"] = inventory
+
+
+for module in (deploying, observing, describing, runtimes, labs):
+    module.register(app)
+
+
+def main() -> None:
+    """Entry point: every error that can be explained is printed here, without a traceback."""
+    try:
+        app()
+    except OpsError as error:
+        from ddtree_ops.cli.common import err
+
+        err.print(f"error: {error.render()}", markup=False, soft_wrap=True)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.ERROR))

@@ -1,0 +1,97 @@
+"""``ddtree-ops demo``: the main job on lab hosts, told as the commands a person would type.
+
+Every step runs the real command in a process of its own and checks its exit code, so the demo is also a test of
+the whole: it fails when any step does not end as it should.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from rich.rule import Rule
+from rich.text import Text
+
+from ddtree_ops.cli.common import out
+from ddtree_ops.errors import ExitCode
+
+__all__ = ["STORY", "Scene", "run_demo"]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One command of the demo.
+
+    :param title: what the reader is about to see.
+    :param argv: arguments of ``ddtree-ops``.
+    :param expect: exit code the command must end with.
+    """
+
+    title: str
+    argv: tuple[str, ...]
+    expect: ExitCode = ExitCode.OK
+
+
+STORY = (
+    Scene("Two lab hosts: real sshd, systemd and journald on this machine", ("lab", "up")),
+    Scene(
+        "Deploy the unpatched runtime: it loads, and dies on the first request",
+        ("deploy", "ct200", "--runtime", "sglang-0.5.11-stock"),
+        ExitCode.CHECK_FAILED,
+    ),
+    Scene("The patch, proven on the source itself", ("patch", "check", "sglang-0.5.11-ddtree")),
+    Scene("Deploy the patched runtime: ready, smoke-tested, acceptance measured", ("deploy", "ct200")),
+    Scene("The same again: nothing to change", ("deploy", "ct200")),
+    Scene(
+        "A bad change on top: graphs for 4096 requests do not fit. The good release comes back",
+        ("deploy", "ct200", "--set", "args.cuda-graph-max-bs=4096"),
+        ExitCode.ROLLED_BACK,
+    ),
+    Scene("The good release serves", ("smoke", "ct200", "--prompt", "quicksort")),
+    Scene(
+        "And the first crash is still in the journal",
+        ("logs", "ct200", "--grep", "size of tensor", "--invocation", "all", "--lines", "3"),
+    ),
+)
+
+_NEXT = (
+    "ddtree-ops -i lab deploy b300",
+    "ddtree-ops -i lab smoke --prompt 'Explain speculative decoding.'",
+    "ddtree-ops -i lab logs ct200 --follow",
+    "ddtree-ops lab ssh ct200",
+    "ddtree-ops lab down",
+)
+
+
+def run_demo(*, keep: bool) -> int:
+    """Play :data:`STORY`; the exit code is 0 when every command ended as told."""
+    environment = {**os.environ, "DDTREE_OPS_INVENTORY": "lab"}
+    if out.is_terminal:
+        environment.setdefault("FORCE_COLOR", "1")
+    began = time.monotonic()
+    code = int(ExitCode.OK)
+    for scene in STORY:
+        out.print()
+        out.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
+        out.print(Text(f"$ ddtree-ops {shlex.join(scene.argv)}", "bold green"), soft_wrap=True)
+        done = subprocess.run([sys.executable, "-m", "ddtree_ops", *scene.argv], env=environment, check=False)
+        if done.returncode != scene.expect:
+            out.print(
+                Text(f"this should have ended with exit code {int(scene.expect)}, not {done.returncode}", "bold red")
+            )
+            code = int(ExitCode.CHECK_FAILED)
+            break
+        if scene.expect is not ExitCode.OK:
+            out.print(Text(f"(exit code {done.returncode}, as it should be)", "dim"))
+    if not keep:
+        subprocess.run([sys.executable, "-m", "ddtree_ops", "lab", "down"], env=environment, check=False)
+    if code == ExitCode.OK:
+        out.print()
+        out.print(Rule(Text(f"Done in {time.monotonic() - began:.0f} s. Type next:", "bold"), align="left", style="dim"))
+        for line in _NEXT if keep else ("ddtree-ops demo",):
+            out.print(Text(f"  {line}"), soft_wrap=True)
+    return code

@@ -1,0 +1,98 @@
+"""Commands about files people write: ``inventory``, ``playbook``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, out, print_json
+
+__all__ = ["register"]
+
+inventory_app = typer.Typer(no_args_is_help=True, help="Show and validate inventories.")
+playbook_app = typer.Typer(no_args_is_help=True, help="Show and validate playbooks.")
+
+Playbook = Annotated[str, typer.Argument(help="Name or path of a playbook.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(inventory_app, name="inventory")
+    app.add_typer(playbook_app, name="playbook")
+
+
+@inventory_app.command("validate")
+def validate(inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Check an inventory; problems are printed as file:line: key: what is wrong."""
+    from ddtree_ops.inventory import load_inventory
+
+    loaded = load_inventory(inventory)
+    services = sum(len(host.services) for host in loaded.hosts.values())
+    if as_json:
+        print_json({"schema": 1, "path": loaded.path, "hosts": len(loaded.hosts), "services": services})
+    else:
+        out.print(f"{loaded.path}: ok, {len(loaded.hosts)} hosts, {services} services", markup=False, soft_wrap=True)
+
+
+@inventory_app.command("show")
+def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Show hosts with everything resolved: defaults, overrides, and the launch command of each service."""
+    import shlex
+
+    from ddtree_ops.inventory import load_inventory, select
+    from ddtree_ops.service.argv import launch_argv
+
+    loaded = load_inventory(inventory)
+    targets = select(loaded, list(hosts or ()), default_all=True)
+    if as_json:
+        shown = {target.host.name: target.host.model_dump(mode="json") for target in targets}
+        print_json({"schema": 1, "path": loaded.path, "hosts": shown, "groups": loaded.groups})
+        return
+    out.print(loaded.path, style="dim", markup=False, soft_wrap=True)
+    for target in targets:
+        host, service = target.host, target.service
+        gpu = f"{host.gpu.count}x {host.gpu.name} ({host.gpu.arch}, {host.gpu.interconnect})" if host.gpu else ""
+        address = host.address or "address from ssh_config"
+        out.print(f"[bold cyan]{host.name}[/]  {address}  {gpu}", soft_wrap=True)
+        out.print(f"  {service.name}: {service.unit}, runtime {target.runtime.name}, port {service.port}", soft_wrap=True)
+        out.print(f"    {shlex.join(launch_argv(service))}", markup=False, soft_wrap=True, style="dim")
+
+
+@inventory_app.command("schema")
+def schema() -> None:
+    """Print the JSON schema of inventory files, for editors."""
+    from ddtree_ops.inventory import inventory_schema
+
+    print_json(inventory_schema())
+
+
+@playbook_app.command("validate")
+def validate_playbook(playbook: Playbook = "deploy") -> None:
+    """Check a playbook."""
+    loaded = _load(playbook)
+    out.print(f"{loaded.path}: ok, {len(loaded.steps)} steps", markup=False, soft_wrap=True)
+
+
+@playbook_app.command("show")
+def show_playbook(playbook: Playbook = "deploy") -> None:
+    """Show the steps of a playbook and what happens on failure."""
+    loaded = _load(playbook)
+    out.print(f"{loaded.name}: {loaded.description}", markup=False, soft_wrap=True)
+    for title, steps in (("steps", loaded.steps), ("on failure", loaded.on_failure)):
+        names = [f"{step.kind} {step.arguments}" if step.arguments else step.kind for step in steps]
+        out.print(f"  {title}: {' -> '.join(names)}", markup=False, soft_wrap=True)
+
+
+@playbook_app.command("schema")
+def playbook_schema_command() -> None:
+    """Print the JSON schema of playbook files, for editors."""
+    from ddtree_ops.playbook.load import playbook_schema
+
+    print_json(playbook_schema())
+
+
+def _load(name: str) -> Any:
+    from ddtree_ops.playbook.load import load_playbook
+
+    return load_playbook(name)

@@ -1,0 +1,74 @@
+"""Commands for lab hosts: ``lab up|down|status|ssh`` and ``demo``."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from ddtree_ops.cli.common import JsonOption, err, out, print_json
+
+__all__ = ["register"]
+
+lab_app = typer.Typer(no_args_is_help=True, help="Real hosts on this machine: sshd, systemd, journald, a stand-in engine.")
+
+Names = Annotated[list[str] | None, typer.Argument(help="Lab hosts; default all.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(lab_app, name="lab")
+    app.command("demo")(demo)
+
+
+@lab_app.command("up")
+def up(names: Names = None) -> None:
+    """Build the image if needed and boot the hosts; those that run are left alone."""
+    from ddtree_ops.lab import hosts
+
+    for host in hosts.up(names, progress=lambda text: err.print(text, style="dim", markup=False)):
+        out.print(f"{host.name} is up at {host.address}:{host.port}", markup=False)
+    out.print("next: ddtree-ops -i lab deploy ct200", markup=False)
+
+
+@lab_app.command("down")
+def down(names: Names = None) -> None:
+    """Power the hosts off, unmount and forget their disks."""
+    from ddtree_ops.lab import hosts
+
+    hosts.down(names)
+    out.print("down")
+
+
+@lab_app.command("status")
+def status(as_json: JsonOption = False) -> None:
+    """Which lab hosts run, where, since when."""
+    from dataclasses import asdict
+
+    from ddtree_ops.lab import hosts
+
+    found = hosts.status()
+    if as_json:
+        print_json([asdict(host) for host in found])
+        return
+    for host in found:
+        out.print(host.describe(), markup=False)
+
+
+@lab_app.command("ssh", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ssh(context: typer.Context, name: Annotated[str, typer.Argument(help="Lab host.")]) -> None:
+    """Log in to a lab host, or run a command there."""
+    from ddtree_ops.lab import hosts
+
+    argv = [*hosts.ssh_argv(name), *context.args]
+    os.execvp(argv[0], argv)
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep/--down", help="Leave the lab hosts running afterwards.")] = True,
+) -> None:
+    """Watch the main job on lab hosts: crash, diagnosis, fix, ready, smoke, bad change, rollback."""
+    from ddtree_ops.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(keep=keep))

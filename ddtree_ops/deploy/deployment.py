@@ -1,0 +1,578 @@
+"""One service on one host, taken through the steps of a playbook.
+
+A :class:`Deployment` holds what the steps hand to each other: the session, the facts, the bundle, the plan, the
+activation under way, the evidence. Each public method is one step; it raises an
+:class:`~ddtree_ops.errors.OpsError` when the step fails and leaves the host in the state the error names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddtree_ops import paths
+from ddtree_ops.deploy.history import (
+    Activation,
+    activation_line,
+    new_activation,
+    parse_history,
+    verdict_line,
+)
+from ddtree_ops.deploy.plan import ChangeKind, Observed, Plan, Wish, make_plan, text_sha256
+from ddtree_ops.errors import (
+    CheckFailed,
+    Inconclusive,
+    LockHeld,
+    OpsError,
+    PreflightError,
+    RemoteError,
+    RolledBack,
+)
+from ddtree_ops.inventory.models import Service, Target
+from ddtree_ops.remote.session import Reply, Request, Session
+from ddtree_ops.results import CheckResult, Event, EventKind, Reporter, Verdict, worst
+from ddtree_ops.secret import redact
+from ddtree_ops.service.control import UnitControl
+from ddtree_ops.service.layout import Layout
+from ddtree_ops.service.state import UnitState
+from ddtree_ops.service.unit import render_unit
+
+if TYPE_CHECKING:
+    from ddtree_ops.diagnose.api import DiagnosisReport
+    from ddtree_ops.runtime import Bundle
+
+__all__ = ["Deployment", "Outcome", "Result"]
+
+_T = TypeVar("_T")
+
+
+class Outcome(StrEnum):
+    """How a run over one target ended."""
+
+    UNCHANGED = "unchanged"
+    DEPLOYED = "deployed"
+    PASSED = "passed"
+    FAILED = "failed"
+    ROLLED_BACK = "rolled-back"
+
+
+@dataclass
+class Result:
+    """What a playbook run left behind for one target; JSON through :meth:`to_json`."""
+
+    host: str
+    service: str
+    outcome: Outcome
+    plan: Plan | None = None
+    checks: list[CheckResult] = field(default_factory=list)
+    diagnosis: DiagnosisReport | None = None
+    evidence: Path | None = None
+    error: OpsError | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable JSON form; times in seconds."""
+        return {
+            "schema": 1,
+            "host": self.host,
+            "service": self.service,
+            "outcome": self.outcome.value,
+            "plan": self.plan.to_json() if self.plan else None,
+            "checks": [
+                {
+                    "name": check.name,
+                    "verdict": check.verdict.value,
+                    "summary": check.summary,
+                    "facts": dict(check.facts),
+                    "hint": check.hint,
+                }
+                for check in self.checks
+            ],
+            "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
+            "evidence": str(self.evidence) if self.evidence else None,
+            "error": self.error.render() if self.error else None,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+
+class Deployment:
+    """See the module docstring. One thread uses one Deployment."""
+
+    def __init__(self, target: Target, session: Session, report: Reporter) -> None:
+        self.target = target
+        self.session = session
+        self.layout = Layout.of(target)
+        self.control = UnitControl(session, target.service.unit)
+        self.unit_text = render_unit(target)
+        self.bundle: Bundle | None = None
+        self.observed: Observed | None = None
+        self.plan: Plan | None = None
+        self.activation: Activation | None = None
+        self.checks: list[CheckResult] = []
+        self.diagnosis: DiagnosisReport | None = None
+        self.evidence: Path | None = None
+        self.seconds: dict[str, float] = {}
+        self._report = report
+        self._note = ""
+        self._verified_on_push = False
+        self._invocation: str | None = None
+        self._lines: list[Any] | None = None
+        self.state_left = "nothing was changed"
+        self.worth_explaining = False
+
+    # -- the frame of a step -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def phase(self, name: str, message: str = "") -> Iterator[None]:
+        """Report a step's start, end and duration; errors get the host, the phase and the state left."""
+        self._note = ""
+        started = time.monotonic()
+        self._emit(EventKind.START, name, message)
+        try:
+            yield
+        except OpsError as error:
+            error.at(host=self.target.name, phase=name, state=self.state_left)
+            self._done(EventKind.FAIL, name, error.message, started)
+            raise
+        self._done(EventKind.DONE, name, self._note, started)
+
+    def _done(self, kind: EventKind, name: str, message: str, started: float) -> None:
+        elapsed = time.monotonic() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
+        self._report(Event(kind, self.target.name, name, message, elapsed_s=elapsed))
+
+    def _emit(self, kind: EventKind, name: str, message: str, fraction: float | None = None) -> None:
+        self._report(Event(kind, self.target.name, name, message, fraction))
+
+    @property
+    def changed(self) -> bool:
+        """An activation is under way: the service was switched, or is being judged again."""
+        return self.activation is not None
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Take the lock and learn everything that can be known before a change; all problems at once."""
+        from ddtree_ops.deploy.preflight import judge, parse_facts, probe_argv
+
+        with self.phase("preflight"):
+            holder = self.session.acquire_lock(self.layout.lock, {"who": _who(), "origin": _origin()})
+            if holder is not None:
+                since = datetime.fromtimestamp(float(holder.get("since", 0)), UTC)
+                raise LockHeld(
+                    f"{holder.get('who', 'somebody')} on {holder.get('origin', 'another machine')} is deploying "
+                    f"{self.target.service.unit} since {since:%Y-%m-%d %H:%M:%SZ}",
+                    hint="try again when it is done; the lock goes when that client's connection ends",
+                )
+            probe, *replies = self._look(Request("run", {"argv": probe_argv(self.target), "timeout": 30.0}))
+            self.observed = self._observed(replies)
+            if self.observed.state.running and self.observed.release:
+                self.state_left = f"nothing was changed: release {self.observed.release[:12]} keeps serving"
+            facts = parse_facts(probe.data[: probe.values["stdout"]])
+            results = judge(
+                self.target,
+                facts,
+                port_owner=self.control.port_owner(self.target.service.port),
+                unit=self.target.service.unit,
+            )
+            self.checks += results
+            bad = [result for result in results if result.verdict is Verdict.FAIL]
+            if bad:
+                raise PreflightError(
+                    f"{len(bad)} of {len(results)} preflight checks failed",
+                    details=tuple(f"{result.name}: {result.summary}" for result in bad),
+                    hint=next((result.hint for result in bad if result.hint), "mend that and deploy again"),
+                )
+            unsure = [result for result in results if result.verdict is Verdict.INCONCLUSIVE]
+            for result in unsure:
+                self._emit(EventKind.NOTE, "preflight", f"{result.name}: {result.summary}")
+            self._note = f"systemd {facts.systemd}, {facts.free_bytes / 2**30:.0f} GiB free, " + ", ".join(
+                result.summary for result in results if result.name in {"preflight.model", "preflight.port"}
+            )
+
+    def build(self) -> None:
+        """Build (or find in the cache) the bundle and make the plan."""
+        from ddtree_ops.runtime import build
+
+        with self.phase("build"):
+            self.bundle = build(
+                self.target.runtime, progress=lambda text: self._emit(EventKind.PROGRESS, "build", text)
+            )
+            wish = Wish(
+                host=self.target.name,
+                service=self.target.service.name,
+                unit=self.target.service.unit,
+                release=self.bundle.digest,
+                runtime=self.bundle.name,
+                unit_text=self.unit_text,
+            )
+            if self.observed is None:
+                self.observed = self._observed(self._look())
+            self.plan = make_plan(wish, self.observed)
+            self._note = (
+                f"{self.bundle.name} {self.bundle.digest[:12]}, {_count(len(self.bundle.patches), 'patch')}"
+            )
+
+    def push(self) -> None:
+        """Publish the release; where it is already there, verify every file of it on disk."""
+        bundle = self._need(self.bundle)
+        with self.phase("push"):
+            result = self.session.publish(
+                bundle.root,
+                bundle.files,
+                releases_dir=self.layout.releases,
+                digest=bundle.digest,
+                manifest=bundle.manifest,
+                progress=lambda done, total: self._emit(
+                    EventKind.PROGRESS,
+                    "push",
+                    f"{done / 1e6:.0f} of {total / 1e6:.0f} MB",
+                    done / max(total, 1),
+                ),
+            )
+            self._verified_on_push = not result.created
+            if result.created:
+                linked = (
+                    f", {result.linked_files} linked from earlier releases" if result.linked_files else ""
+                )
+                self._note = f"{result.sent_files} files, {result.sent_bytes / 1e6:.1f} MB sent{linked}"
+            else:
+                self._note = f"already there, {result.files} files verified on disk"
+
+    def verify(self) -> None:
+        """Read the published release back and prove the sizing of its runner."""
+        from ddtree_ops.runtime import check_source
+
+        bundle = self._need(self.bundle)
+        with self.phase("verify"):
+            release = self.layout.release(bundle.digest)
+            if not self._verified_on_push:
+                on_disk = {entry.path: entry for entry in self.session.hash_tree(release) or ()}
+                on_disk.pop("manifest.json", None)
+                wrong = [
+                    e.path
+                    for e in bundle.files
+                    if e.path not in on_disk or on_disk[e.path].sha256 != e.sha256
+                ]
+                extra = sorted(set(on_disk) - {entry.path for entry in bundle.files})
+                if wrong or extra:
+                    raise RemoteError(
+                        f"{len(wrong)} files of release {bundle.digest[:12]} differ and {len(extra)} are extra",
+                        details=tuple((wrong + extra)[:10]),
+                        hint="check the host's disk; the next deploy publishes the release again",
+                    )
+            speculative = self.target.service.speculative
+            check = check_source(
+                lambda path: self.session.read_file(f"{release}/{path}"),
+                block_size=speculative.block_size if speculative else 8,
+                budget=speculative.budget if speculative else None,
+            )
+            self._note = f"{len(bundle.files)} files as built; runner {check.summary}"
+
+    def activate(self) -> None:
+        """Stop, switch unit and link, start. Everything was verified before; nothing to do is said so."""
+        plan = self._need(self.plan)
+        with self.phase("activate"):
+            if not plan.activates:
+                state = self._need(self.observed).state
+                self._invocation = state.invocation_id or None
+                self._note = f"nothing to change: {state.describe()}"
+                if not plan.empty:
+                    self.activation = self._announce(
+                        plan.wish.release, self.unit_text, plan.digest, "validate"
+                    )
+                    self.state_left = f"{self.target.service.unit} runs as wished and is not validated"
+                return
+            self._switch(plan.wish.release, self.unit_text, plan.digest, self.target.service, "deploy")
+            self._note = "; ".join(
+                change.summary for change in plan.changes if change.kind is not ChangeKind.RELEASE
+            )
+
+    def wait(self, *, load_timeout: float | None = None, stall_timeout: float | None = None) -> None:
+        """Follow the start until the engine is ready, or ends."""
+        if self._settled:
+            return
+        from ddtree_ops.checks.wait import wait_ready
+
+        self.worth_explaining = True
+        with self.phase("wait"):
+            ready = wait_ready(
+                self.session,
+                self.target,
+                report=self._report,
+                load_timeout=load_timeout,
+                stall_timeout=stall_timeout,
+            )
+            self._invocation = ready.invocation
+            self._note = f"ready after {ready.ready_s:.1f} s: {ready.describe()}"
+
+    def smoke(
+        self,
+        *,
+        prompt: str | None = None,
+        max_tokens: int | None = None,
+        window: float | None = None,
+        min_accept_length: float | None = None,
+    ) -> None:
+        """One real completion, then the unit is held; see :mod:`ddtree_ops.checks.smoke`."""
+        if self._settled:
+            return
+        from ddtree_ops.checks.smoke import smoke
+
+        health = self.target.service.health
+        self.worth_explaining = True
+        with self.phase("smoke"):
+            self._judge(
+                smoke(
+                    self.session,
+                    self.target,
+                    prompt=prompt or health.prompt,
+                    max_tokens=max_tokens or health.max_tokens,
+                    window=health.window if window is None else window,
+                    request_timeout=health.request_timeout,
+                    min_accept_length=min_accept_length or health.min_accept_length,
+                    report=self._report,
+                )
+            )
+
+    def signatures(self) -> None:
+        """Scan the invocation's journal for fatal signatures."""
+        if self._settled:
+            return
+        from ddtree_ops.checks.signatures import signatures
+
+        self.worth_explaining = True
+        with self.phase("signatures"):
+            result, diagnosis = signatures(self.session, self.target, invocation=self._invocation)
+            self.diagnosis = diagnosis
+            self._judge([result])
+
+    def start(self) -> None:
+        """Start the unit as it is."""
+        with self.phase("start"):
+            self._note = str(self.control.start() or "")
+
+    def stop(self) -> None:
+        """Stop the unit; says whether it drained."""
+        with self.phase("stop"):
+            self._note = self.control.stop().describe()
+
+    def restart(self) -> None:
+        """Restart the unit as it is."""
+        with self.phase("restart"):
+            self.control.stop()
+            self.control.start()
+
+    def accept(self) -> None:
+        """Record that the activation under way passed."""
+        if self.activation is not None:
+            self.session.append_line(
+                self.layout.history, verdict_line(self.activation.id, Verdict.PASS, self._verdict_summary())
+            )
+
+    # -- after a failure -----------------------------------------------------------------------------------
+
+    def capture(self) -> None:
+        """Keep the journal, the unit and the results before anything else happens to the host."""
+        with self.phase("capture"):
+            entries = list(self.control.entries(invocation=self._invocation or "current"))
+            self._lines = entries
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            folder = paths.state_dir() / "evidence" / f"{self.target.name.replace('/', '-')}-{stamp}"
+            folder.mkdir(parents=True, exist_ok=True)
+            self.evidence = folder
+            with (folder / "journal.jsonl").open("w", encoding="utf-8") as file:
+                for entry in entries:
+                    record = {"time": str(entry.time), "source": entry.source, "pid": entry.pid}
+                    file.write(
+                        json.dumps({**record, "message": redact(entry.message)}, ensure_ascii=False) + "\n"
+                    )
+            (folder / "unit.service").write_text(redact(self.unit_text), encoding="utf-8")
+            checks = [{"name": c.name, "verdict": c.verdict.value, "summary": c.summary} for c in self.checks]
+            (folder / "checks.json").write_text(
+                json.dumps(checks, indent=1, ensure_ascii=False), encoding="utf-8"
+            )
+            self._note = f"{len(entries)} journal entries kept in {folder}"
+
+    def diagnose(self) -> None:
+        """Explain the failed invocation from its journal."""
+        from ddtree_ops.checks.signatures import signatures
+
+        with self.phase("diagnose"):
+            _, self.diagnosis = signatures(
+                self.session, self.target, invocation=self._invocation, entries=self._lines
+            )
+            self._note = self.diagnosis.headline()
+            if self.evidence is not None:
+                text = json.dumps(self.diagnosis.to_json(), indent=1, ensure_ascii=False, default=str)
+                (self.evidence / "diagnosis.json").write_text(text, encoding="utf-8")
+
+    def rollback(self) -> None:
+        """Go back to the last release that passed, and see that it serves; without one, stop the unit."""
+        if self.activation is None:
+            return
+        with self.phase("rollback"):
+            failed = self.activation
+            self.session.append_line(
+                self.layout.history, verdict_line(failed.id, Verdict.FAIL, self._verdict_summary())
+            )
+            good = self._need(self.observed).history.last_good()
+            if good is None:
+                self.control.stop()
+                self.state_left = (
+                    f"{self.target.service.unit} is stopped; no earlier release of it ever passed here, "
+                    f"the failed one stays in {self.layout.releases}"
+                )
+                self._note = "no earlier release ever passed here: the unit was stopped"
+                return
+            unit_text, service = self._kept(good)
+            self._switch(good.release, unit_text, good.plan, service, "rollback")
+        back = self.target.model_copy(update={"service": service})
+        follow_up = Deployment(back, self.session, self._report)
+        follow_up.activation = self.activation
+        follow_up.observed = self.observed
+        follow_up.plan = self.plan
+        follow_up.state_left = (
+            f"the rollback to {good.release[:12]} failed as well: the service is not healthy"
+        )
+        follow_up.wait()
+        follow_up.smoke()
+        follow_up.accept()
+        self.seconds.update({f"rollback.{name}": value for name, value in follow_up.seconds.items()})
+        self.state_left = f"release {good.release[:12]} of {good.time} serves again"
+        raise RolledBack(
+            f"the deployment failed and was rolled back to {good.release[:12]}",
+            host=self.target.name,
+            phase="rollback",
+            state=self.state_left,
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    @property
+    def _settled(self) -> bool:
+        """True when a plan was made and holds nothing to do."""
+        return self.plan is not None and self.plan.empty
+
+    def _need(self, value: _T | None) -> _T:
+        if value is None:
+            raise OpsError(
+                "an earlier step of the playbook is missing",
+                hint="a playbook that pushes starts with preflight, build",
+            )
+        return value
+
+    def _look(self, *more: Request) -> list[Reply]:
+        requests = [
+            *more,
+            Request("read_link", {"path": self.layout.current}),
+            Request("list_dir", {"path": self.layout.releases}),
+            Request("read_file", {"path": self.layout.unit_path}),
+            Request("read_file", {"path": self.layout.history}),
+            Request("run", {"argv": self.control.show_argv(), "timeout": 15.0}),
+        ]
+        replies = self.session.batch(requests)
+        found: list[Reply] = []
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+            found.append(reply)
+        return found
+
+    def _observed(self, replies: Sequence[Reply]) -> Observed:
+        link, releases, unit, history, show = replies
+        target = link.values.get("target")
+        names = releases.values.get("names") or ()
+        return Observed(
+            release=target.rsplit("/", 1)[-1] if target else None,
+            releases=frozenset(name for name in names if not name.startswith(".")),
+            unit_text=unit.data.decode("utf-8", "replace") if unit.values.get("exists") else None,
+            state=UnitState.parse_text(show.data[: show.values["stdout"]].decode("utf-8", "replace")),
+            history=parse_history(history.data if history.values.get("exists") else None),
+        )
+
+    def _switch(self, release: str, unit_text: str, plan: str, service: Service, reason: str) -> None:
+        kept = f"{self.layout.service_dir}/units/{text_sha256(unit_text)}"
+        self.session.write_file(f"{kept}.service", unit_text.encode(), mode=0o600)
+        self.session.write_file(f"{kept}.json", service.model_dump_json().encode(), mode=0o600)
+        self.activation = self._announce(release, unit_text, plan, reason)
+        self.state_left = f"{service.unit} is being switched to {release[:12]}"
+        self.worth_explaining = True
+        self.control.stop()
+        self.session.swap_link(self.layout.current, f"../../releases/{release}")
+        self.control.install(self.layout.unit_path, unit_text)
+        self.control.start()
+        state = self.control.state()
+        self._invocation = state.invocation_id or None
+        self.state_left = f"{service.unit} was started from {release[:12]} and is not validated"
+
+    def _announce(self, release: str, unit_text: str, plan: str, reason: str) -> Activation:
+        activation = new_activation(
+            release=release,
+            unit_sha256=text_sha256(unit_text),
+            plan=plan,
+            who=_who(),
+            origin=_origin(),
+            reason=reason,
+        )
+        self.session.append_line(self.layout.history, activation_line(activation))
+        return activation
+
+    def _kept(self, good: Activation) -> tuple[str, Service]:
+        kept = f"{self.layout.service_dir}/units/{good.unit_sha256}"
+        text = self.session.read_file(f"{kept}.service")
+        record = self.session.read_file(f"{kept}.json")
+        if text is None or record is None or text_sha256(text.decode()) != good.unit_sha256:
+            raise RemoteError(
+                f"the unit file of the last good activation {good.id} is gone or damaged",
+                hint=f"deploy a release that works: ddtree-ops deploy {self.target.host.name}",
+            )
+        return text.decode(), Service.model_validate_json(record)
+
+    def _judge(self, results: Sequence[CheckResult]) -> None:
+        self.checks += results
+        verdict = worst(result.verdict for result in results)
+        telling = [result for result in results if result.verdict is verdict]
+        if verdict is Verdict.PASS:
+            self._note = "; ".join(result.summary for result in telling)
+            return
+        kind = CheckFailed if verdict is Verdict.FAIL else Inconclusive
+        raise kind(
+            telling[0].summary,
+            details=tuple(f"{result.name}: {result.summary}" for result in telling[1:]),
+            hint=telling[0].hint or f"ddtree-ops logs {self.target.host.name} --lines 100",
+        )
+
+    def _verdict_summary(self) -> str:
+        if self.diagnosis is not None and self.diagnosis.diagnoses:
+            return self.diagnosis.headline()
+        telling = [check for check in self.checks if check.name.startswith(("smoke", "signatures"))]
+        return "; ".join(check.summary for check in telling)[:500]
+
+
+def _who() -> str:
+    return os.environ.get("DDTREE_OPS_WHO") or getpass.getuser()
+
+
+def _origin() -> str:
+    return socket.gethostname()
+
+
+def _count(number: int, word: str) -> str:
+    return (
+        f"{number} {word}"
+        if number == 1
+        else f"{number} {word}es"
+        if word.endswith("ch")
+        else f"{number} {word}s"
+    )

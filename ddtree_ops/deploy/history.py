@@ -1,0 +1,132 @@
+"""The history of a service on its host: one JSON object a line, append only.
+
+An activation is written before anything is switched (``event: activate``) and judged later by a second line
+with the same id (``event: verdict``). A client that died in between leaves an activation without a verdict,
+which is never taken for a good one. The last good release is found here, never by file times.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ddtree_ops.results import Verdict
+
+__all__ = ["Activation", "History", "activation_line", "new_activation", "parse_history", "verdict_line"]
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One switch of a service to a release and a unit file.
+
+    :param id: sortable and unique.
+    :param time: UTC, ISO 8601, client clock.
+    :param release: bundle digest (64 hex).
+    :param unit_sha256: digest of the unit file; its text is kept in ``units/<sha256>.service``.
+    :param plan: digest of the plan that was applied.
+    :param verdict: of the validation that followed; None while nobody has judged it.
+    :param reason: ``deploy`` or ``rollback``.
+    """
+
+    id: str
+    time: str
+    release: str
+    unit_sha256: str
+    plan: str
+    who: str
+    origin: str
+    reason: str = "deploy"
+    verdict: Verdict | None = None
+    summary: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Validation passed."""
+        return self.verdict is Verdict.PASS
+
+
+@dataclass(frozen=True)
+class History:
+    """Activations, oldest first. ``damaged`` counts lines that could not be read."""
+
+    activations: tuple[Activation, ...] = ()
+    damaged: int = 0
+
+    @property
+    def latest(self) -> Activation | None:
+        """The most recent activation, judged or not."""
+        return self.activations[-1] if self.activations else None
+
+    def last_good(self) -> Activation | None:
+        """The most recent activation whose validation passed."""
+        return next((item for item in reversed(self.activations) if item.good), None)
+
+
+def new_activation(
+    *, release: str, unit_sha256: str, plan: str, who: str, origin: str, reason: str
+) -> Activation:
+    """A fresh activation with an id and the time of now."""
+    now = datetime.now(UTC)
+    return Activation(
+        id=f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}-{secrets.token_hex(3)}",
+        time=now.isoformat(timespec="seconds"),
+        release=release,
+        unit_sha256=unit_sha256,
+        plan=plan,
+        who=who,
+        origin=origin,
+        reason=reason,
+    )
+
+
+def activation_line(activation: Activation) -> str:
+    """The line that announces an activation, without newline."""
+    fields = {key: value for key, value in asdict(activation).items() if key not in {"verdict", "summary"}}
+    return _dump({"schema": _SCHEMA, "event": "activate", **fields})
+
+
+def verdict_line(activation_id: str, verdict: Verdict, summary: str) -> str:
+    """The line that judges an activation, without newline."""
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    return _dump(
+        {"schema": _SCHEMA, "event": "verdict", "id": activation_id, "time": time, "verdict": verdict.value}
+        | {"summary": summary}
+    )
+
+
+def parse_history(content: bytes | None) -> History:
+    """History from the file's content; None (no file) is an empty history. Unknown events are skipped."""
+    found: dict[str, Activation] = {}
+    damaged = 0
+    for line in (content or b"").splitlines():
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            _apply(record, found)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged += 1
+    return History(tuple(found.values()), damaged)
+
+
+def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
+    if record["event"] == "activate":
+        fields = {name: str(record[name]) for name in _activation_fields()}
+        found[fields["id"]] = Activation(**fields)
+    elif record["event"] == "verdict":
+        known = found[record["id"]]
+        found[known.id] = replace(known, verdict=Verdict(record["verdict"]), summary=str(record["summary"]))
+
+
+def _activation_fields() -> Iterable[str]:
+    return ("id", "time", "release", "unit_sha256", "plan", "who", "origin", "reason")
+
+
+def _dump(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,140 @@
+"""Run a playbook over targets: every host to its end, all results gathered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ddtree_ops.deploy.deployment import Deployment, Outcome, Result
+from ddtree_ops.errors import ExitCode, OpsError, RolledBack
+from ddtree_ops.inventory.models import Target
+from ddtree_ops.playbook.models import Playbook, Step
+from ddtree_ops.remote.session import Session
+from ddtree_ops.results import Event, EventKind, Reporter
+
+__all__ = ["Connector", "exit_code", "run_playbook"]
+
+Connector = Callable[[Target], Session]
+"""Opens the session of a target's host; raises UnreachableError."""
+
+_PARALLEL = 16
+_WORST_FIRST = (
+    ExitCode.ERROR,
+    ExitCode.CONFIG,
+    ExitCode.UNREACHABLE,
+    ExitCode.LOCK_HELD,
+    ExitCode.HEALTH_TIMEOUT,
+    ExitCode.CHECK_FAILED,
+    ExitCode.ROLLED_BACK,
+    ExitCode.INCONCLUSIVE,
+)
+
+
+def run_playbook(
+    playbook: Playbook, targets: Sequence[Target], *, connect: Connector, report: Reporter
+) -> list[Result]:
+    """One result a target, in the order of ``targets``. A failing host does not stop the others.
+
+    Ctrl-C closes the sessions; what state each host was left in is in its result's error.
+    """
+    sessions: list[Session] = []
+    guard = threading.Lock()
+
+    def open_session(target: Target) -> Session:
+        session = connect(target)
+        with guard:
+            sessions.append(session)
+        return session
+
+    def one(target: Target) -> Result:
+        return _run_one(playbook, target, open_session, report)
+
+    if len(targets) == 1:
+        return [one(targets[0])]
+    with ThreadPoolExecutor(max_workers=min(len(targets), _PARALLEL), thread_name_prefix="host") as pool:
+        futures = [pool.submit(one, target) for target in targets]
+        try:
+            return [future.result() for future in futures]
+        except KeyboardInterrupt:
+            for future in futures:
+                future.cancel()
+            with guard:
+                for session in sessions:
+                    session.close()
+            raise
+
+
+def exit_code(results: Sequence[Result]) -> ExitCode:
+    """One exit code for all: the worst, in the order error, configuration, unreachable, lock, time-out, check,
+    rolled back, inconclusive. No result at all is inconclusive."""
+    if not results:
+        return ExitCode.INCONCLUSIVE
+    codes = {result.error.exit_code for result in results if result.error is not None}
+    return next((code for code in _WORST_FIRST if code in codes), ExitCode.OK)
+
+
+def _run_one(playbook: Playbook, target: Target, connect: Connector, report: Reporter) -> Result:
+    try:
+        session = connect(target)
+    except OpsError as error:
+        error.at(host=target.name, phase="connect", state="nothing was changed")
+        report(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
+        return Result(target.name, target.service.name, Outcome.FAILED, error=error)
+    with session:
+        deployment = Deployment(target, session, report)
+        error = _run_steps(deployment, playbook)
+        return Result(
+            target.name,
+            target.service.name,
+            _outcome(deployment, error),
+            plan=deployment.plan,
+            checks=deployment.checks,
+            diagnosis=deployment.diagnosis,
+            evidence=deployment.evidence,
+            error=error,
+            seconds=deployment.seconds,
+        )
+
+
+def _run_steps(deployment: Deployment, playbook: Playbook) -> OpsError | None:
+    try:
+        for step in playbook.steps:
+            _perform(deployment, step)
+        deployment.accept()
+    except OpsError as error:
+        return _after_failure(deployment, playbook, error)
+    return None
+
+
+def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) -> OpsError:
+    """Run the failure steps. Each is tried even when an earlier one failed; its own failure is added as a detail."""
+    final = error
+    for step in playbook.on_failure if deployment.worth_explaining else ():
+        try:
+            _perform(deployment, step)
+        except RolledBack as rolled_back:
+            rolled_back.details = (f"why: {error.message}", *error.details)
+            rolled_back.hint = rolled_back.hint or error.hint
+            final = rolled_back
+        except OpsError as another:
+            final.details = (*final.details, f"{step.kind} failed too: {another.message}")
+    if deployment.changed:
+        final.state = deployment.state_left
+    return final
+
+
+def _perform(deployment: Deployment, step: Step) -> None:
+    arguments: dict[str, Any] = step.arguments
+    getattr(deployment, step.kind)(**arguments)
+
+
+def _outcome(deployment: Deployment, error: OpsError | None) -> Outcome:
+    if isinstance(error, RolledBack):
+        return Outcome.ROLLED_BACK
+    if error is not None:
+        return Outcome.FAILED
+    if deployment.plan is None:
+        return Outcome.PASSED
+    return Outcome.UNCHANGED if deployment.plan.empty else Outcome.DEPLOYED

@@ -1,0 +1,96 @@
+"""The end of a command on a terminal: outcome, cause, state left, next command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ddtree_ops.deploy.deployment import Outcome, Result
+from ddtree_ops.deploy.plan import Plan
+from ddtree_ops.report.progress import duration
+from ddtree_ops.results import CheckResult, Verdict
+
+if TYPE_CHECKING:
+    from ddtree_ops.diagnose.api import DiagnosisReport
+
+__all__ = ["print_checks", "print_diagnosis", "print_plan", "print_results"]
+
+_STYLE = {
+    Outcome.UNCHANGED: "green",
+    Outcome.DEPLOYED: "green",
+    Outcome.PASSED: "green",
+    Outcome.ROLLED_BACK: "yellow",
+    Outcome.FAILED: "bold red",
+}
+_MARK = {
+    Verdict.PASS: ("✓", "green"),
+    Verdict.FAIL: ("✗", "bold red"),
+    Verdict.INCONCLUSIVE: ("?", "yellow"),
+    Verdict.SKIPPED: ("-", "dim"),
+}
+
+
+def print_results(console: Console, results: Sequence[Result]) -> None:
+    """What happened on every host, then why, then what to type next."""
+    for result in results:
+        if result.diagnosis is not None and result.error is not None:
+            print_diagnosis(console, result.diagnosis, host=result.host)
+    for result in results:
+        total = sum(result.seconds.values())
+        line = Text.assemble(
+            (f"{result.host} ", "bold cyan"),
+            (result.outcome.value, _STYLE[result.outcome]),
+            f" in {duration(total)}",
+        )
+        if result.plan is not None and result.error is None:
+            line.append(f": {result.plan.wish.runtime} {result.plan.wish.release[:12]}")
+            line.append(", nothing to change" if result.plan.empty else "")
+        console.print(line, soft_wrap=True)
+        if result.error is not None:
+            console.print(Padding(Text(result.error.render()), (0, 0, 0, 2)), soft_wrap=True)
+        if result.evidence is not None:
+            console.print(Text(f"  evidence: {result.evidence}", "dim"), soft_wrap=True)
+
+
+def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
+    """One line a check, with its figures."""
+    table = Table.grid(padding=(0, 1))
+    for result in results:
+        mark, style = _MARK[result.verdict]
+        table.add_row(Text(mark, style), Text(result.host, "cyan"), Text(result.name, "bold"), Text(result.summary))
+    console.print(table)
+    for result in results:
+        if result.verdict is not Verdict.PASS and result.hint:
+            console.print(Text(f"  next: {result.hint}"), soft_wrap=True)
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The plan as a diff a person can read."""
+    head = Text.assemble((f"{plan.wish.host} ", "bold cyan"), f"{plan.wish.unit}  {plan.wish.runtime} ")
+    head.append(plan.wish.release[:12])
+    console.print(head, soft_wrap=True)
+    if plan.empty:
+        console.print(Text("  nothing to change", "green"))
+    for change in plan.changes:
+        console.print(Text(f"  ~ {change.summary}"), soft_wrap=True)
+        for line in change.diff:
+            style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+            console.print(Text(f"      {line}", style), soft_wrap=True)
+
+
+def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = "") -> None:
+    """Root cause first: one sentence, its remedy, the lines it rests on."""
+    console.print(Text.assemble((f"{host}: " if host else "", "bold cyan"), (report.headline(), "bold")), soft_wrap=True)
+    for diagnosis in report.diagnoses:
+        for text in (diagnosis.explanation, f"remedy: {diagnosis.remedy}" if diagnosis.remedy else ""):
+            if text:
+                console.print(Padding(Text(text), (0, 0, 0, 2)))
+        for evidence in diagnosis.evidence[:3]:
+            console.print(Padding(Text(f"{evidence.line}: {evidence.text}", "dim"), (0, 0, 0, 4)))
+    for consequence in report.consequences[:3]:
+        console.print(Text(f"  consequence: {consequence}", "dim"), soft_wrap=True)

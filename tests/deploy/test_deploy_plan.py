@@ -1,0 +1,94 @@
+"""The plan says what changes and why; the same facts give the same plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddtree_ops.deploy.history import History, new_activation
+from ddtree_ops.deploy.plan import ChangeKind, Observed, Wish, make_plan, text_sha256
+from ddtree_ops.results import Verdict
+from ddtree_ops.service.state import UnitState
+
+RUNNING = UnitState.parse(
+    {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "7", "InvocationID": "i1"}
+)
+DEAD = UnitState.parse({"LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead"})
+WISH = Wish(host="h", service="s", unit="s.service", release="b" * 64, runtime="r", unit_text="[Service]\nA=2\n")
+
+
+def _judged(verdict: Verdict | None, release: str = "b" * 64, unit_text: str = WISH.unit_text) -> History:
+    activation = new_activation(
+        release=release, unit_sha256=text_sha256(unit_text), plan="p", who="w", origin="o", reason="deploy"
+    )
+    return History((replace(activation, verdict=verdict),))
+
+
+AS_WISHED = Observed(
+    release=WISH.release,
+    releases=frozenset({WISH.release}),
+    unit_text=WISH.unit_text,
+    state=RUNNING,
+    history=_judged(Verdict.PASS),
+)
+
+
+def test_nothing_to_change():
+    plan = make_plan(WISH, AS_WISHED)
+    assert plan.empty
+    assert not plan.activates
+
+
+def test_a_fresh_host_gets_everything():
+    plan = make_plan(WISH, Observed(None, frozenset(), None, DEAD))
+    assert [change.kind for change in plan.changes] == [
+        ChangeKind.RELEASE,
+        ChangeKind.UNIT,
+        ChangeKind.LINK,
+        ChangeKind.START,
+    ]
+    assert plan.activates
+
+
+def test_a_changed_unit_is_shown_as_a_diff_and_restarts():
+    plan = make_plan(WISH, replace(AS_WISHED, unit_text="[Service]\nA=1\n"))
+    unit = next(change for change in plan.changes if change.kind is ChangeKind.UNIT)
+    assert "-A=1" in unit.diff
+    assert "+A=2" in unit.diff
+    restart = next(change for change in plan.changes if change.kind is ChangeKind.RESTART)
+    assert "the unit file changes" in restart.summary
+
+
+def test_a_published_release_is_not_pushed_again_only_switched():
+    plan = make_plan(WISH, replace(AS_WISHED, release="a" * 64))
+    assert [change.kind for change in plan.changes] == [ChangeKind.LINK, ChangeKind.RESTART]
+
+
+def test_a_unit_that_is_down_is_started_even_when_nothing_else_changes():
+    plan = make_plan(WISH, replace(AS_WISHED, state=DEAD))
+    assert [change.kind for change in plan.changes] == [ChangeKind.START]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        History(),
+        _judged(None),
+        _judged(Verdict.FAIL),
+        _judged(Verdict.INCONCLUSIVE),
+        _judged(Verdict.PASS, release="a" * 64),
+        _judged(Verdict.PASS, unit_text="other"),
+    ],
+)
+def test_what_was_never_seen_to_pass_is_validated_again_without_a_restart(history):
+    plan = make_plan(WISH, replace(AS_WISHED, history=history))
+    assert [change.kind for change in plan.changes] == [ChangeKind.VALIDATE]
+    assert not plan.activates
+
+
+def test_the_digest_follows_what_is_applied():
+    fresh = Observed(None, frozenset(), None, DEAD)
+    assert make_plan(WISH, fresh).digest == make_plan(WISH, fresh).digest
+    assert make_plan(WISH, fresh).digest != make_plan(WISH, AS_WISHED).digest
+    assert make_plan(replace(WISH, unit_text="x"), fresh).digest != make_plan(WISH, fresh).digest
