@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["RUNNER_PATH", "Sizing", "SizingError", "SizingRow", "prove", "tokens_per_request"]
@@ -217,15 +218,16 @@ def _uses(statement: ast.stmt) -> tuple[set[str], set[str]]:
     return uses.reads, uses.writes
 
 
+@lru_cache(maxsize=8)
 def _lift(source: str) -> _Block:
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise SizingError(f"the runner is not valid Python: {error}") from error
     init = None
-    for node in module.body:
-        if isinstance(node, ast.ClassDef) and node.name == "CudaGraphRunner":
-            for member in node.body:
+    for top in module.body:
+        if isinstance(top, ast.ClassDef) and top.name == "CudaGraphRunner":
+            for member in top.body:
                 if isinstance(member, ast.FunctionDef) and member.name == "__init__":
                     init = member
     if init is None:

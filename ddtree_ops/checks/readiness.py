@@ -225,13 +225,13 @@ class Readiness:
         """
         self._now = max(self._now, now)
         unit = state if isinstance(state, UnitState) else UnitState.parse(state)
+        self.invocation = self.invocation or unit.invocation_id
         failure = self._judge_unit(unit)
         if failure is not None:
             self.active = False
             self._fail(*failure)
             return
         self.restarts = unit.n_restarts
-        self.invocation = self.invocation or unit.invocation_id
         self.main_pid = unit.main_pid or self.main_pid
         if unit.running and not self.active:
             self._progress(now)

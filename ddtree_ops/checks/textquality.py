@@ -144,7 +144,7 @@ def judge_text(text: str | None, *, completion_tokens: int = 0, loops: bool = Tr
         if len(scripts) >= 4 and dominant < 0.8:
             return f"letters of {len(scripts)} scripts mixed: {', '.join(sorted(scripts))}"
         if loops:
-            return _loops(text, period, length, re.findall(r"\w+", text.lower()), compressed)
+            return _loops(text, period, length, re.findall(r"[^\W\d_]+", text.lower()), compressed)
         return None
 
     return TextQuality(found(), figures)

@@ -37,14 +37,23 @@ err = Console(stderr=True, highlight=False)
 Hosts = Annotated[list[str] | None, typer.Argument(help="Host names, groups or globs.", show_default=False)]
 InventoryOption = Annotated[
     str | None,
-    typer.Option("--inventory", "-i", metavar="NAME|PATH", help="Inventory; default $DDTREE_OPS_INVENTORY or production."),
+    typer.Option(
+        "--inventory",
+        "-i",
+        metavar="NAME|PATH",
+        help="Inventory; default $DDTREE_OPS_INVENTORY or production.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 ServiceOption = Annotated[str | None, typer.Option("--service", "-s", help="Only this service of the hosts.")]
 RuntimeOption = Annotated[str | None, typer.Option("--runtime", help="Another runtime of the inventory.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. speculative.budget=16 or args.mem-fraction-static=0.85."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting, e.g. speculative.budget=16 or args.mem-fraction-static=0.85.",
+    ),
 ]
 
 
@@ -58,15 +67,12 @@ def targets_of(
     default_all: bool = False,
 ) -> tuple[Inventory, list[Target]]:
     """The inventory and the selected targets with ``--runtime`` and ``--set`` applied."""
-    from ddtree_ops.inventory import load_inventory, override, select, with_runtime
+    from ddtree_ops.inventory import load_inventory, override, select
 
     loaded = load_inventory(inventory)
     targets = select(loaded, list(hosts or ()), service=service, default_all=default_all)
-    if runtime is not None:
-        targets = [with_runtime(loaded, target, runtime) for target in targets]
-    if settings:
-        targets = [override(target, settings) for target in targets]
-    return loaded, targets
+    wanted = [*(settings or ()), *([f"runtime={runtime}"] if runtime is not None else ())]
+    return loaded, [override(target, wanted, inventory=loaded) for target in targets]
 
 
 def open_session(target: Target) -> Session:
@@ -82,7 +88,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def play(playbook_name: str, targets: Sequence[Target], *, as_json: bool, overrides: dict[str, dict[str, Any]] | None = None) -> None:
+def play(
+    playbook_name: str,
+    targets: Sequence[Target],
+    *,
+    as_json: bool,
+    overrides: dict[str, dict[str, Any]] | None = None,
+) -> None:
     """Run a playbook over targets, print the outcome, exit with its code.
 
     :param overrides: step kind -> arguments given on the command line.

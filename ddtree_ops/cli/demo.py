@@ -81,7 +81,10 @@ def run_demo(*, keep: bool) -> int:
         done = subprocess.run([sys.executable, "-m", "ddtree_ops", *scene.argv], env=environment, check=False)
         if done.returncode != scene.expect:
             out.print(
-                Text(f"this should have ended with exit code {int(scene.expect)}, not {done.returncode}", "bold red")
+                Text(
+                    f"this should have ended with exit code {int(scene.expect)}, not {done.returncode}",
+                    "bold red",
+                )
             )
             code = int(ExitCode.CHECK_FAILED)
             break
@@ -91,7 +94,13 @@ def run_demo(*, keep: bool) -> int:
         subprocess.run([sys.executable, "-m", "ddtree_ops", "lab", "down"], env=environment, check=False)
     if code == ExitCode.OK:
         out.print()
-        out.print(Rule(Text(f"Done in {time.monotonic() - began:.0f} s. Type next:", "bold"), align="left", style="dim"))
+        out.print(
+            Rule(
+                Text(f"Done in {time.monotonic() - began:.0f} s. Type next:", "bold"),
+                align="left",
+                style="dim",
+            )
+        )
         for line in _NEXT if keep else ("ddtree-ops demo",):
             out.print(Text(f"  {line}"), soft_wrap=True)
     return code

@@ -32,7 +32,9 @@ def validate(inventory: InventoryOption = None, as_json: JsonOption = False) -> 
     if as_json:
         print_json({"schema": 1, "path": loaded.path, "hosts": len(loaded.hosts), "services": services})
     else:
-        out.print(f"{loaded.path}: ok, {len(loaded.hosts)} hosts, {services} services", markup=False, soft_wrap=True)
+        out.print(
+            f"{loaded.path}: ok, {len(loaded.hosts)} hosts, {services} services", markup=False, soft_wrap=True
+        )
 
 
 @inventory_app.command("show")
@@ -52,10 +54,17 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
     out.print(loaded.path, style="dim", markup=False, soft_wrap=True)
     for target in targets:
         host, service = target.host, target.service
-        gpu = f"{host.gpu.count}x {host.gpu.name} ({host.gpu.arch}, {host.gpu.interconnect})" if host.gpu else ""
+        gpu = (
+            f"{host.gpu.count}x {host.gpu.name} ({host.gpu.arch}, {host.gpu.interconnect})"
+            if host.gpu
+            else ""
+        )
         address = host.address or "address from ssh_config"
         out.print(f"[bold cyan]{host.name}[/]  {address}  {gpu}", soft_wrap=True)
-        out.print(f"  {service.name}: {service.unit}, runtime {target.runtime.name}, port {service.port}", soft_wrap=True)
+        out.print(
+            f"  {service.name}: {service.unit}, runtime {target.runtime.name}, port {service.port}",
+            soft_wrap=True,
+        )
         out.print(f"    {shlex.join(launch_argv(service))}", markup=False, soft_wrap=True, style="dim")
 
 

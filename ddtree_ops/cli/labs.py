@@ -11,7 +11,9 @@ from ddtree_ops.cli.common import JsonOption, err, out, print_json
 
 __all__ = ["register"]
 
-lab_app = typer.Typer(no_args_is_help=True, help="Real hosts on this machine: sshd, systemd, journald, a stand-in engine.")
+lab_app = typer.Typer(
+    no_args_is_help=True, help="Real hosts on this machine: sshd, systemd, journald, a stand-in engine."
+)
 
 Names = Annotated[list[str] | None, typer.Argument(help="Lab hosts; default all.", show_default=False)]
 
@@ -66,7 +68,9 @@ def ssh(context: typer.Context, name: Annotated[str, typer.Argument(help="Lab ho
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep/--down", help="Leave the lab hosts running afterwards.")] = True,
+    keep: Annotated[
+        bool, typer.Option("--keep/--down", help="Leave the lab hosts running afterwards.")
+    ] = True,
 ) -> None:
     """Watch the main job on lab hosts: crash, diagnosis, fix, ready, smoke, bad change, rollback."""
     from ddtree_ops.cli.demo import run_demo

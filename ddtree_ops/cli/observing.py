@@ -2,14 +2,294 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from rich.text import Text
 
-from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, ServiceOption, err, open_session, out, print_json, targets_of
+from ddtree_ops.cli.common import (
+    Hosts,
+    InventoryOption,
+    JsonOption,
+    ServiceOption,
+    err,
+    open_session,
+    out,
+    print_json,
+    targets_of,
+)
+from ddtree_ops.errors import ExitCode, OpsError, UsageError
+
+if TYPE_CHECKING:
+    from ddtree_ops.diagnose.api import DiagnosisReport
+    from ddtree_ops.inventory.models import Target
+    from ddtree_ops.results import CheckResult
+    from ddtree_ops.service.journal import Entry, SearchResult
 
 __all__ = ["register"]
+
+_T = TypeVar("_T")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    app.command("smoke")(smoke)
+    app.command("logs")(logs)
+    app.command("diagnose")(diagnose)
+
+
+def smoke(
+    hosts: Hosts = None,
+    inventory: InventoryOption = None,
+    service: ServiceOption = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Named prompt (quicksort, ...) or free text.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=2, help="Tokens to generate.")] = None,
+    window: Annotated[
+        float | None, typer.Option("--window", min=0, help="Seconds the unit is held afterwards.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One real completion on every host, then hold the unit, scan its journal, report acceptance and graphs."""
+    from ddtree_ops.checks.signatures import signatures
+    from ddtree_ops.checks.smoke import smoke as run_smoke
+    from ddtree_ops.report.progress import progress_for
+    from ddtree_ops.report.summary import print_checks, print_diagnosis
+    from ddtree_ops.results import exit_code_of, worst
+
+    _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
+
+    with progress_for(err) as report:
+
+        def one(target: Target) -> tuple[list[CheckResult], DiagnosisReport]:
+            health = target.service.health
+            with open_session(target) as session:
+                results = run_smoke(
+                    session,
+                    target,
+                    prompt=prompt or health.prompt,
+                    max_tokens=max_tokens or health.max_tokens,
+                    window=health.window if window is None else window,
+                    request_timeout=health.request_timeout,
+                    min_accept_length=health.min_accept_length,
+                    report=report,
+                )
+                scanned, diagnosis = signatures(session, target, invocation=None)
+                return [*results, scanned], diagnosis
+
+        outcomes = _on_all(targets, one)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
+    done = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
+    checks = [check for results, _ in done for check in results]
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "checks": [
+                    {
+                        "host": check.host,
+                        "name": check.name,
+                        "verdict": check.verdict.value,
+                        "summary": check.summary,
+                        "facts": dict(check.facts),
+                    }
+                    for check in checks
+                ],
+                "diagnoses": [diagnosis.to_json() for _, diagnosis in done if diagnosis.diagnoses],
+                "errors": [error.render() for error in failed],
+            }
+        )
+    else:
+        print_checks(out, checks)
+        for _, diagnosis in done:
+            if diagnosis.diagnoses:
+                print_diagnosis(out, diagnosis)
+    _leave(failed, int(exit_code_of(worst(check.verdict for check in checks))))
+
+
+def logs(
+    hosts: Hosts = None,
+    inventory: InventoryOption = None,
+    service: ServiceOption = None,
+    grep: Annotated[
+        str | None,
+        typer.Option("--grep", "-g", metavar="RE", help="Python regular expression, matched here."),
+    ] = None,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", help="Ignore case in --grep.")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", help="2h, '10 minutes ago', today, ISO 8601 (UTC).")
+    ] = None,
+    lines: Annotated[
+        int | None,
+        typer.Option("--lines", "-n", min=1, help="Show the newest N entries, or matches with --grep."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new entries.")] = False,
+    invocation: Annotated[
+        str, typer.Option("--invocation", help="current, previous, all, or an invocation id.")
+    ] = "current",
+    as_json: JsonOption = False,
+) -> None:
+    """Read the services' journals and say what was searched; no readable entry is an error, not "nothing found".
+
+    Exit code: 0 when something matched (or no --grep was given), 5 when nothing did, 8 when there was nothing to
+    search.
+    """
+    _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
+    show = _entry_printer(many=len(targets) > 1, as_json=as_json)
+    if follow:
+        if len(targets) > 1:
+            raise UsageError(
+                "--follow shows one host", hint=f"ddtree-ops logs {targets[0].host.name} --follow"
+            )
+        _follow(targets[0], grep, ignore_case, lines, show)
+        return
+
+    def one(target: Target) -> SearchResult:
+        from ddtree_ops.service.control import UnitControl
+        from ddtree_ops.service.journal import search
+
+        with open_session(target) as session:
+            entries = UnitControl(session, target.service.unit).entries(
+                invocation=invocation, since=since, lines=None if grep else lines
+            )
+            return search(
+                entries, grep, ignore_case=ignore_case, what=f"{target.name}: {target.service.unit}"
+            )
+
+    outcomes = _on_all(targets, one)
+    failed = []
+    matched = False
+    for target, outcome in zip(targets, outcomes, strict=True):
+        if isinstance(outcome, OpsError):
+            failed.append(outcome)
+            continue
+        matches = outcome.matches[-lines:] if lines else outcome.matches
+        matched = matched or bool(matches)
+        for entry in matches:
+            show(target.name, entry)
+        err.print(f"{target.name}: {outcome.describe()}", style="dim", markup=False, soft_wrap=True)
+    _leave(failed, int(ExitCode.OK if matched or not grep else ExitCode.CHECK_FAILED))
+
+
+def diagnose(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Hosts, log files, or - for standard input.", show_default=False),
+    ] = None,
+    inventory: InventoryOption = None,
+    service: ServiceOption = None,
+    invocation: Annotated[
+        str, typer.Option("--invocation", help="current, previous or an invocation id.")
+    ] = "current",
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a crash: the root cause first, what it means, what to do. Exit code 0 pass, 5 fail, 8 inconclusive."""
+    from ddtree_ops.report.summary import print_diagnosis
+    from ddtree_ops.results import exit_code_of, worst
+
+    if what and all(word == "-" or Path(word).is_file() for word in what):
+        reports = [(word, _diagnose_file(word)) for word in what]
+        failed: list[OpsError] = []
+    else:
+        from ddtree_ops.checks.signatures import signatures
+
+        _, targets = targets_of(what, inventory=inventory, service=service, default_all=True)
+
+        def one(target: Target) -> DiagnosisReport:
+            with open_session(target) as session:
+                return signatures(session, target, invocation=invocation)[1]
+
+        outcomes = _on_all(targets, one)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
+        reports = [
+            (target.name, outcome)
+            for target, outcome in zip(targets, outcomes, strict=True)
+            if not isinstance(outcome, OpsError)
+        ]
+    if as_json:
+        print_json([{"source": name, **report.to_json()} for name, report in reports])
+    else:
+        for name, report in reports:
+            print_diagnosis(out, report, host=name)
+    _leave(failed, int(exit_code_of(worst(report.verdict for _, report in reports))))
+
+
+def _diagnose_file(name: str) -> DiagnosisReport:
+    from ddtree_ops.diagnose.api import ServiceFacts
+    from ddtree_ops.diagnose.api import diagnose as explain
+    from ddtree_ops.diagnose.lines import read_log
+
+    if name == "-":
+        return explain(read_log(sys.stdin.buffer), ServiceFacts())
+    with Path(name).open("rb") as stream:
+        return explain(read_log(stream), ServiceFacts())
+
+
+def _follow(
+    target: Target, grep: str | None, ignore_case: bool, lines: int | None, show: Callable[[str, Entry], None]
+) -> None:
+    import re
+
+    from ddtree_ops.service.control import UnitControl
+
+    try:
+        pattern = re.compile(grep or "", re.IGNORECASE if ignore_case else 0)
+    except re.error as error:
+        raise UsageError(f"{grep!r} is not a regular expression: {error}") from error
+    with open_session(target) as session:
+        for entry in UnitControl(session, target.service.unit).follow(lines=lines or 20):
+            if pattern.search(entry.message):
+                show(target.name, entry)
+
+
+def _entry_printer(*, many: bool, as_json: bool) -> Callable[[str, Entry], None]:
+    if as_json:
+        import json
+
+        def show_json(host: str, entry: Entry) -> None:
+            record = {
+                "host": host,
+                "time": entry.time.isoformat(),
+                "source": entry.source,
+                "pid": entry.pid,
+                "invocation": entry.invocation,
+                "message": entry.message,
+            }
+            sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+
+        return show_json
+
+    def show(host: str, entry: Entry) -> None:
+        line = Text.assemble(
+            (f"{host} " if many else "", "cyan"), (f"{entry.time:%m-%d %H:%M:%S} ", "dim"), entry.message
+        )
+        out.print(line, soft_wrap=True)
+
+    return show
+
+
+def _on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T | OpsError]:
+    """Every host to its end; an error takes the place of the host's outcome."""
+
+    def one(target: Target) -> _T | OpsError:
+        try:
+            return action(target)
+        except OpsError as error:
+            return error.at(host=target.name)
+
+    if len(targets) == 1:
+        return [one(targets[0])]
+    with ThreadPoolExecutor(max_workers=min(16, len(targets))) as pool:
+        return list(pool.map(one, targets))
+
+
+def _leave(failed: Sequence[OpsError], code: int) -> None:
+    for error in failed:
+        err.print(f"error: {error.render()}", markup=False, soft_wrap=True)
+    raise typer.Exit(int(failed[0].exit_code) if failed else code)

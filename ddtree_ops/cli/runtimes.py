@@ -3,22 +3,225 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from ddtree_ops.cli.common import InventoryOption, JsonOption, err, out, print_json
-from ddtree_ops.errors import CheckFailed
+from ddtree_ops.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from ddtree_ops.inventory.models import RuntimeSpec
+    from ddtree_ops.runtime import PatchCheck
 
 __all__ = ["register"]
 
 runtime_app = typer.Typer(no_args_is_help=True, help="Build and verify the pinned, patched SGLang.")
 patch_app = typer.Typer(no_args_is_help=True, help="The patch series, and what a tree really holds.")
 
-Name = Annotated[str, typer.Argument(help="Runtime of the inventory.")]
+Name = Annotated[str, typer.Argument(help="Runtime of the inventory.", metavar="RUNTIME")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(runtime_app, name="runtime")
     app.add_typer(patch_app, name="patch")
+
+
+def _spec(name: str, inventory: str | None) -> RuntimeSpec:
+    from ddtree_ops.inventory import load_inventory
+    from ddtree_ops.inventory.yaml_source import suggestion
+
+    loaded = load_inventory(inventory)
+    if name not in loaded.runtimes:
+        raise UsageError(
+            f"no runtime '{name}' in {loaded.path}{suggestion(name, loaded.runtimes)}",
+            hint=f"it has: {', '.join(loaded.runtimes)}",
+        )
+    return loaded.runtimes[name]
+
+
+def _say(text: str) -> None:
+    err.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+@runtime_app.command("build")
+def build(runtime: Name, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Fetch the pinned wheel (checked by hash, cached), apply the patches, make a bundle named by its digest."""
+    from ddtree_ops.runtime import build as build_bundle
+
+    bundle = build_bundle(_spec(runtime, inventory), progress=_say)
+    if as_json:
+        print_json(bundle.to_json())
+        return
+    out.print(f"{bundle.digest}", markup=False)
+    _say(
+        f"{bundle.name}: {len(bundle.files)} files, {bundle.size / 1e6:.1f} MB, from {bundle.base} in {bundle.root}"
+    )
+    for patch in bundle.patches:
+        _say(f"with {patch}")
+
+
+@runtime_app.command("show")
+def show(runtime: Name, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Show what a runtime is made of."""
+    from ddtree_ops.runtime import load_description
+
+    spec = _spec(runtime, inventory)
+    description = load_description(spec.description)
+    patches = description.select(spec.patches)
+    if as_json:
+        print_json(
+            {
+                "name": spec.name,
+                "description": str(description.directory),
+                "base": spec.base or description.base.requirement,
+                "python": spec.python,
+                "sha256": None if spec.base else description.base.wheels.get(spec.python),
+                "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+            }
+        )
+        return
+    base = (
+        spec.base
+        or f"{description.base.requirement} {spec.python} {description.base.wheels.get(spec.python, '')}"
+    )
+    out.print(f"{spec.name}: {description.summary}", markup=False, soft_wrap=True)
+    out.print(f"  base   {base}", markup=False, soft_wrap=True)
+    for patch in patches:
+        out.print(f"  patch  {patch.name}", markup=False, soft_wrap=True)
+    if not patches:
+        out.print("  patch  none", markup=False)
+
+
+@runtime_app.command("verify")
+def verify(
+    what: Annotated[str, typer.Argument(help="Runtime of the inventory, or a bundle or vendored tree.")],
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every file of a bundle and compare with its manifest."""
+    from ddtree_ops.runtime import build as build_bundle
+    from ddtree_ops.runtime import open_bundle, verify_bundle
+
+    bundle = open_bundle(what) if Path(what).exists() else build_bundle(_spec(what, inventory), progress=_say)
+    differences = verify_bundle(bundle)
+    if as_json:
+        print_json({**bundle.to_json(), "differences": [difference.to_json() for difference in differences]})
+    if differences:
+        raise CheckFailed(
+            f"{bundle.root}: {len(differences)} files are not as built",
+            details=tuple(str(difference) for difference in differences[:20]),
+            hint="remove the directory and run ddtree-ops runtime build again",
+        )
+    if not as_json:
+        out.print(f"{bundle.digest[:12]}: {len(bundle.files)} files as built", markup=False)
+
+
+@runtime_app.command("vendor")
+def vendor(
+    runtime: Name,
+    directory: Annotated[
+        Path, typer.Argument(help="Where the fixed tree goes; new, empty, or vendored before.")
+    ],
+    inventory: InventoryOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite vendored files that were edited.")
+    ] = False,
+) -> None:
+    """Write the fixed tree for those who keep it in their own git."""
+    from ddtree_ops.runtime import vendor as write
+
+    bundle = write(_spec(runtime, inventory), directory, force=force, progress=_say)
+    out.print(f"{directory}: {len(bundle.files)} files, {bundle.digest[:12]}", markup=False, soft_wrap=True)
+
+
+@patch_app.command("list")
+def list_patches(as_json: JsonOption = False) -> None:
+    """The shipped patch series."""
+    from ddtree_ops.runtime import list_descriptions
+
+    descriptions = list_descriptions()
+    if as_json:
+        print_json(
+            [
+                {
+                    "runtime": item.name,
+                    "base": item.base.requirement,
+                    "patches": [patch.name for patch in item.patches],
+                }
+                for item in descriptions
+            ]
+        )
+        return
+    for item in descriptions:
+        out.print(f"{item.name}  on {item.base.requirement}", markup=False, style="bold")
+        for patch in item.patches:
+            out.print(f"  {patch.name}: {patch.subject}", markup=False, soft_wrap=True)
+
+
+@patch_app.command("check")
+def check(
+    what: Annotated[
+        str, typer.Argument(help="A bundle, tree or wheel; a runtime or a host of the inventory.")
+    ],
+    inventory: InventoryOption = None,
+    block_size: Annotated[
+        int, typer.Option("--block-size", min=2, help="Tokens the drafter proposes a step.")
+    ] = 8,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Nodes of the tree, root not counted.")] = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell pristine, patched, foreign and leftover diagnostics, and prove the graph sizing on the source itself.
+
+    Exit code 0: the runner sizes target-verify for budget + 1; 5: it does not, or diagnostics are left in.
+    """
+    result = _check(what, inventory, block_size, budget)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _print_check(what, result)
+    if not result.ok:
+        raise typer.Exit(int(CheckFailed.exit_code))
+
+
+def _check(what: str, inventory: str | None, block_size: int, budget: int) -> PatchCheck:
+    from ddtree_ops.inventory import load_inventory, select
+    from ddtree_ops.runtime import build as build_bundle
+    from ddtree_ops.runtime import check_path, check_source
+
+    if Path(what).exists():
+        return check_path(what, block_size=block_size, budget=budget)
+    loaded = load_inventory(inventory)
+    if what in loaded.runtimes:
+        bundle = build_bundle(loaded.runtimes[what], progress=_say)
+        return check_path(bundle.root.parent, block_size=block_size, budget=budget)
+    from ddtree_ops.cli.common import open_session
+    from ddtree_ops.service.layout import Layout
+
+    (target, *_) = select(loaded, [what])
+    current = Layout.of(target).current
+    with open_session(target) as session:
+        return check_source(
+            lambda path: session.read_file(f"{current}/{path}"), block_size=block_size, budget=budget
+        )
+
+
+def _print_check(what: str, result: PatchCheck) -> None:
+    out.print(
+        f"{what}: {result.summary}", markup=False, soft_wrap=True, style="green" if result.ok else "bold red"
+    )
+    if result.sizing is not None:
+        table = Table(box=None, padding=(0, 2), pad_edge=False)
+        for heading in ("worker", "algorithm", "tokens a request", "sent", ""):
+            table.add_column(heading, justify="left")
+        for row in result.sizing.rows:
+            table.add_row(
+                row.worker, row.algorithm, str(row.tokens), str(row.wanted), "ok" if row.ok else "WRONG"
+            )
+        out.print(table)
+    for line in result.notes:
+        out.print(f"  {line}", markup=False, soft_wrap=True)
+    for leftover in result.leftovers:
+        out.print(f"  leftover diagnostic: {leftover}", markup=False, soft_wrap=True, style="yellow")

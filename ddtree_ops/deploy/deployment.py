@@ -174,7 +174,7 @@ class Deployment:
                     f"{self.target.service.unit} since {since:%Y-%m-%d %H:%M:%SZ}",
                     hint="try again when it is done; the lock goes when that client's connection ends",
                 )
-            probe, *replies = self._look(Request("run", {"argv": probe_argv(self.target), "timeout": 30.0}))
+            probe, *replies = self._look(Request("run", {"argv": probe_argv(self.target)}))
             self.observed = self._observed(replies)
             if self.observed.state.running and self.observed.release:
                 self.state_left = f"nothing was changed: release {self.observed.release[:12]} keeps serving"
@@ -251,24 +251,17 @@ class Deployment:
 
     def verify(self) -> None:
         """Read the published release back and prove the sizing of its runner."""
-        from ddtree_ops.runtime import check_source
+        from ddtree_ops.runtime import check_source, compare
 
         bundle = self._need(self.bundle)
         with self.phase("verify"):
             release = self.layout.release(bundle.digest)
             if not self._verified_on_push:
-                on_disk = {entry.path: entry for entry in self.session.hash_tree(release) or ()}
-                on_disk.pop("manifest.json", None)
-                wrong = [
-                    e.path
-                    for e in bundle.files
-                    if e.path not in on_disk or on_disk[e.path].sha256 != e.sha256
-                ]
-                extra = sorted(set(on_disk) - {entry.path for entry in bundle.files})
-                if wrong or extra:
+                differences = compare(bundle.files, self.session.hash_tree(release) or [])
+                if differences:
                     raise RemoteError(
-                        f"{len(wrong)} files of release {bundle.digest[:12]} differ and {len(extra)} are extra",
-                        details=tuple((wrong + extra)[:10]),
+                        f"{len(differences)} files of release {bundle.digest[:12]} are not as built",
+                        details=tuple(str(difference) for difference in differences[:10]),
                         hint="check the host's disk; the next deploy publishes the release again",
                     )
             speculative = self.target.service.speculative
@@ -475,11 +468,11 @@ class Deployment:
     def _look(self, *more: Request) -> list[Reply]:
         requests = [
             *more,
-            Request("read_link", {"path": self.layout.current}),
+            Request("list_dir", {"path": self.layout.service_dir}),
             Request("list_dir", {"path": self.layout.releases}),
-            Request("read_file", {"path": self.layout.unit_path}),
-            Request("read_file", {"path": self.layout.history}),
-            Request("run", {"argv": self.control.show_argv(), "timeout": 15.0}),
+            Request("read_file", {"path": self.layout.unit_path, "max_bytes": 1 << 20}),
+            Request("read_file", {"path": self.layout.history, "max_bytes": 64 << 20}),
+            Request("show_unit", {"unit": self.target.service.unit}),
         ]
         replies = self.session.batch(requests)
         found: list[Reply] = []
@@ -490,15 +483,19 @@ class Deployment:
         return found
 
     def _observed(self, replies: Sequence[Reply]) -> Observed:
-        link, releases, unit, history, show = replies
-        target = link.values.get("target")
-        names = releases.values.get("names") or ()
+        own, releases, unit, history, show = replies
+        links = {entry["name"]: entry["target"] for entry in own.values["entries"]}
+        current = links.get("current")
         return Observed(
-            release=target.rsplit("/", 1)[-1] if target else None,
-            releases=frozenset(name for name in names if not name.startswith(".")),
-            unit_text=unit.data.decode("utf-8", "replace") if unit.values.get("exists") else None,
-            state=UnitState.parse_text(show.data[: show.values["stdout"]].decode("utf-8", "replace")),
-            history=parse_history(history.data if history.values.get("exists") else None),
+            release=current.rsplit("/", 1)[-1] if current else None,
+            releases=frozenset(
+                entry["name"]
+                for entry in releases.values["entries"]
+                if entry["kind"] == "dir" and not entry["name"].startswith(".")
+            ),
+            unit_text=unit.data.decode("utf-8", "replace") if unit.values["found"] else None,
+            state=UnitState.parse(show.values),
+            history=parse_history(history.data if history.values["found"] else None),
         )
 
     def _switch(self, release: str, unit_text: str, plan: str, service: Service, reason: str) -> None:
@@ -509,7 +506,7 @@ class Deployment:
         self.state_left = f"{service.unit} is being switched to {release[:12]}"
         self.worth_explaining = True
         self.control.stop()
-        self.session.swap_link(self.layout.current, f"../../releases/{release}")
+        self.session.swap_link(self.layout.current, self.layout.link_target(release))
         self.control.install(self.layout.unit_path, unit_text)
         self.control.start()
         state = self.control.state()

@@ -576,7 +576,7 @@ def parse_events(lines: Iterable[LogLine]) -> Iterator[Event]:
             if len(stacks) > _KEEP_OPEN:
                 for opened in stacks.pop(next(iter(stacks))):
                     yield from _emit(opened)
-        if prefix is not None or body.endswith(":"):
+        if prefix is not None or body.endswith(":") or body.startswith("Exception "):
             announced[line.pid] = (body[:400], prefix.time if prefix else line.time, rank)
         elif announced:
             announced.pop(line.pid, None)

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_ops.errors import ConfigError
-from ddtree_ops.inventory.models import Host, Inventory, RuntimeSpec, Service
+from ddtree_ops.inventory.models import Host, Inventory, RuntimeSpec, Service, Speculative
 from ddtree_ops.inventory.yaml_source import (
     BareWord,
     Document,
@@ -39,12 +40,11 @@ from ddtree_ops.inventory.yaml_source import (
     config_error,
     display,
     load_document,
-    nearest,
     suggestion,
 )
 from ddtree_ops.paths import config_dir, shipped
 
-__all__ = ["Name", "find_file", "inventory_schema", "load_inventory", "merge", "resolve", "service_problems"]
+__all__ = ["find_file", "inventory_schema", "load_inventory", "merge", "resolve", "service_problems"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ARG = re.compile(r"[a-z0-9]+(?:-+[a-z0-9]+)*")
@@ -73,13 +73,6 @@ _OWN_VARIABLES = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")
 _LOCAL_PATHS = ("identity_file", "known_hosts", "config")
 
 
-def _name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a name: letters, digits, '.', '_' and '-' only")
-    return str(value)
-
-
-Name = Annotated[str, AfterValidator(_name)]
 _Entry = dict[str, Any] | None
 
 
@@ -95,10 +88,10 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
     version: Literal[1] = Field(alias="schema")
     defaults: _Defaults = _Defaults()
-    runtimes: dict[Name, _Entry] = Field(default_factory=dict)
-    services: dict[Name, _Entry] = Field(default_factory=dict)
-    hosts: dict[Name, _Entry] = Field(min_length=1)
-    groups: dict[Name, list[str]] = Field(default_factory=dict)
+    runtimes: dict[str, _Entry] = Field(default_factory=dict)
+    services: dict[str, _Entry] = Field(default_factory=dict)
+    hosts: dict[str, _Entry] = Field(min_length=1)
+    groups: dict[str, list[str]] = Field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -121,11 +114,12 @@ def find_file(kind: str, name_or_path: str, *, hint: str = "") -> Path:
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         raise ConfigError(f"{singular} {name_or_path} does not exist", hint=hint)
     folders = [Path(kind), config_dir() / kind]
-    try:
+    with suppress(FileNotFoundError):
         folders.append(shipped(kind))
-    except FileNotFoundError:
-        pass
-    unique = list({folder.resolve(): folder for folder in reversed(folders)}.values())[::-1]
+    known: dict[Path, Path] = {}
+    for folder in folders:
+        known.setdefault(folder.resolve(), folder)
+    unique = list(known.values())
     for folder in unique:
         for suffix in (".yaml", ".yml"):
             if (folder / f"{name_or_path}{suffix}").is_file():
@@ -194,18 +188,17 @@ def _merged(
     data |= changes
     marks: dict[KeyPath, Mark] = {}
 
-    def walk(value: Any, path: KeyPath) -> None:
-        for layer in reversed(layers):
-            if (*layer, *path) in document.marks:
-                marks[path] = document.marks[(*layer, *path)]
-                break
+    def walk(value: Any, layer: KeyPath, path: KeyPath) -> None:
+        if (*layer, *path) in document.marks:
+            marks[path] = document.marks[(*layer, *path)]
         items = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         )
         for key, item in items:
-            walk(item, (*path, key))
+            walk(item, layer, (*path, key))
 
-    walk(data, ())
+    for layer in layers:
+        walk(document.get(layer), layer, ())
     marks[()] = document.mark(main)
     return Document(document.source, data, marks, document.problems)
 
@@ -217,74 +210,75 @@ def _merged(
 def service_problems(service: Service) -> list[tuple[KeyPath, str]]:
     """What is wrong with a service whose fields are each valid: ``(key path, problem)``. Pure."""
     found: list[tuple[KeyPath, str]] = []
+
+    def report(text: str, *path: str) -> None:
+        found.append((path, text))
+
     speculative = service.speculative
-    algorithm = speculative.algorithm if speculative else ""
+    algorithm = speculative.algorithm.upper() if speculative else ""
     if speculative:
-        where: KeyPath = ("speculative",)
-        if algorithm != algorithm.upper():
-            found.append(((*where, "algorithm"), f"write it as sglang does: {algorithm.upper()}"))
-        if algorithm.upper() in _BLOCK_DRAFTERS and service.drafter is None:
-            found.append(
-                (where, f"{algorithm} needs a drafter: set drafter to the draft model's path on the host")
+        if algorithm != speculative.algorithm:
+            report(f"write it as sglang does: {algorithm}", "speculative", "algorithm")
+        if algorithm in _BLOCK_DRAFTERS and service.drafter is None:
+            report(
+                f"{algorithm} needs a drafter: set drafter to the draft model's path on the host",
+                "speculative",
             )
-        if algorithm.upper() == "DDTREE":
-            if speculative.budget is None:
-                found.append((where, "DDTREE needs a budget: set speculative.budget"))
-            elif speculative.budget < speculative.block_size - 1:
-                found.append(
-                    (
-                        (*where, "budget"),
-                        f"{speculative.budget} is less than block_size - 1 = {speculative.block_size - 1}: "
-                        "the tree could not hold one whole draft",
-                    )
-                )
-            backend = service.args.get("attention-backend")
-            if backend in _CHAIN_BACKENDS:
-                found.append(
-                    (
-                        ("args", "attention-backend"),
-                        f"{backend} ignores the tree mask and would verify the tree as a chain, silently: use triton",
-                    )
-                )
-            if service.args.get("page-size", 1) not in (1, "1", False):
-                found.append((("args", "page-size"), "DDTREE works with page size 1 only"))
+        if algorithm == "DDTREE":
+            _tree_problems(service, speculative, report)
         else:
             for name in ("budget", "topk_cap", "budget_schedule"):
                 if getattr(speculative, name) is not None:
-                    found.append(((*where, name), f"only DDTREE takes it, the algorithm is {algorithm}"))
-    for key in service.args:
-        problem = _argument_problem(key, algorithm.upper())
-        if problem:
-            found.append((("args", key), problem))
+                    report(f"only DDTREE takes it, the algorithm is {algorithm}", "speculative", name)
+    for key, problem in _argument_problems(service.args, algorithm):
+        report(problem, "args", key)
     for key in service.environment:
         if not _VARIABLE.fullmatch(key):
-            found.append((("environment", key), "is not the name of an environment variable"))
+            report("is not the name of an environment variable", "environment", key)
         elif key in _OWN_VARIABLES:
-            found.append(
-                (("environment", key), "is set by the deployment: it makes the release shadow the venv")
-            )
+            report("is set by the deployment: it makes the release shadow the venv", "environment", key)
     restart = service.restart
     if restart.interval is not None and restart.interval <= restart.burst * restart.delay:
-        found.append(
-            (
-                ("restart", "interval"),
-                f"{restart.interval:g} s must exceed burst x delay = {restart.burst} x {restart.delay:g} s, or a crash "
-                "loop never ends: leave it out to have it computed",
-            )
+        report(
+            f"{restart.interval:g} s must exceed burst x delay = {restart.burst} x {restart.delay:g} s, or a crash "
+            "loop never ends: leave it out to have it computed",
+            "restart",
+            "interval",
         )
     return found
 
 
-def _argument_problem(key: str, algorithm: str) -> str:
-    plain = key.strip("-").replace("_", "-").lower()
-    if not _ARG.fullmatch(key):
-        if _ARG.fullmatch(plain):
-            return f"write the flag without leading dashes, in lower case, with dashes inside: {plain}"
-        return "is not the name of a launch flag"
-    field_name = _FIELDS.get(key)
-    if key in _BLOCK_FLAGS and algorithm in _BLOCK_DRAFTERS:
-        field_name = "speculative.block_size"
-    return f"use the field {field_name} of the service instead" if field_name else ""
+def _tree_problems(service: Service, speculative: Speculative, report: Callable[..., None]) -> None:
+    least = speculative.block_size - 1
+    if speculative.budget is None:
+        report("DDTREE needs a budget: set speculative.budget", "speculative")
+    elif speculative.budget < least:
+        report(
+            f"{speculative.budget} is less than block_size - 1 = {least}: the tree could not hold one whole draft",
+            "speculative",
+            "budget",
+        )
+    for key in ("attention-backend", "decode-attention-backend"):
+        backend = service.args.get(key)
+        if backend in _CHAIN_BACKENDS:
+            report(
+                f"{backend} ignores the tree mask and would verify a chain, silently: use triton", "args", key
+            )
+    if service.args.get("page-size", 1) not in (1, "1", False):
+        report("DDTREE works with page size 1 only", "args", "page-size")
+
+
+def _argument_problems(arguments: Iterable[str], algorithm: str) -> Iterator[tuple[str, str]]:
+    for key in arguments:
+        plain = key.strip("-").replace("_", "-").lower()
+        known = _FIELDS.get(key)
+        if key in _BLOCK_FLAGS and algorithm in _BLOCK_DRAFTERS:
+            known = "speculative.block_size"
+        if known:
+            yield key, f"use the field {known} of the service instead"
+        elif not _ARG.fullmatch(key):
+            right = f"write the flag in lower case, with dashes only inside: {plain}"
+            yield key, right if _ARG.fullmatch(plain) else "is not the name of a launch flag"
 
 
 def _bare_words(document: Document) -> list[Problem]:
@@ -307,7 +301,7 @@ class _Resolver:
     base: Path
     problems: list[Problem] = field(default_factory=list)
     runtimes: dict[str, RuntimeSpec] = field(default_factory=dict)
-    services: dict[str, Service] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
 
     def report(self, path: KeyPath, text: str) -> None:
         self.problems.append(self.document.problem(path, text))
@@ -316,12 +310,12 @@ class _Resolver:
         value = self.document.get((section,))
         return value if isinstance(value, dict) else {}
 
-    def named(self, path: KeyPath) -> bool:
+    def named(self, path: KeyPath) -> None:
         """Refuse ``name:`` inside an entry: the key above is the name."""
-        if "name" in (self.document.get(path) or {}):
-            self.report((*path, "name"), f"remove it: the name is the key, {path[-1]}")
-            return True
-        return False
+        entry = self.document.get(path)
+        if isinstance(entry, dict) and "name" in entry:
+            key = "the key of each entry" if path[0] == "defaults" else f"the key, {path[-1]}"
+            self.report((*path, "name"), f"remove it: the name is {key}")
 
     def local(self, value: str | None) -> str | None:
         return None if value is None else str(self.base / Path(value).expanduser())
@@ -343,6 +337,10 @@ class _Resolver:
         service, problems = check(merged, Service, hidden=("name",))
         problems += _bare_words(merged)
         if service is None:
+            arguments = merged.get(("args",))
+            if isinstance(arguments, dict):
+                found = _argument_problems(arguments, str(merged.get(("speculative", "algorithm"), "")))
+                problems += [merged.problem(("args", key), text) for key, text in found]
             self.problems += problems
             return None
         problems += [merged.problem(where, text) for where, text in service_problems(service)]
@@ -385,7 +383,8 @@ class _Resolver:
                 continue
             if override:
                 self.named(override)
-            service = self.service(name, override) if override else self.services.get(name)
+            service = self.service(name, override)
+            self.used.add(name)
             if service is None:
                 continue
             for other in result.values():
@@ -412,58 +411,65 @@ class _Resolver:
         return host.model_copy(update={"services": services, "ssh": ssh})
 
     def groups(self) -> dict[str, tuple[str, ...]]:
-        groups, hosts = self.entries("groups"), list(self.entries("hosts"))
+        hosts = list(self.entries("hosts"))
+        groups = {
+            name: members for name, members in self.entries("groups").items() if isinstance(members, list)
+        }
         for kind in ("hosts", "groups"):
             if "all" in self.entries(kind):
                 self.report((kind, "all"), "'all' stands for every host: choose another name")
         for name, members in groups.items():
-            if name in hosts:
+            if name in hosts and name != "all":
                 self.report(("groups", name), f"'{name}' is a host already: choose another name")
             if not members:
                 self.report(("groups", name), "is empty")
             for index, member in enumerate(members):
-                if member not in hosts and member not in groups:
+                if isinstance(member, str) and member not in hosts and member not in groups:
                     self.report(
                         ("groups", name, index),
-                        f"there is no host or group '{member}'" + suggestion(member, [*hosts, *groups]),
+                        f"there is no host or group '{member}'"
+                        + suggestion(member, [other for other in (*hosts, *groups) if other != name]),
                     )
 
         def expand(name: str, chain: tuple[str, ...]) -> set[str]:
             if name in hosts:
                 return {name}
             if name in chain:
-                if name == chain[0]:
+                if name == min(chain, key=list(groups).index) == chain[0]:
                     self.report(("groups", name), f"the group holds itself: {' -> '.join((*chain, name))}")
                 return set()
-            return {host for member in groups.get(name, ()) for host in expand(member, (*chain, name))}
+            members = [member for member in groups.get(name, ()) if isinstance(member, str)]
+            return {host for member in members for host in expand(member, (*chain, name))}
 
         return {name: tuple(host for host in hosts if host in expand(name, ())) for name in groups}
 
     def run(self) -> Inventory | None:
         document = self.document
-        outer = {
-            key: value
-            for key, value in (document.data.items() if isinstance(document.data, dict) else ())
-            if not key.startswith("x-")
-        }
-        data = outer if isinstance(document.data, dict) else document.data
-        shape, problems = check(document, _File, data=data)
-        self.problems += problems
-        if shape is None or document.problems:
+        data = document.data
+        if isinstance(data, dict):
+            data = {key: value for key, value in data.items() if not key.startswith("x-")}
+        self.problems += check(document, _File, data=data)[1]
+        if document.problems or not isinstance(document.data, dict):
             return None
-        if "services" in (document.get(("defaults", "host")) or {}):
+        for section in ("runtimes", "services", "hosts", "groups"):
+            for name in self.entries(section):
+                if not _NAME.fullmatch(name):
+                    self.report((section, name), "a name has letters, digits, '.', '_' and '-' only")
+        if document.get(("defaults", "host", "services")) is not None:
             self.report(("defaults", "host", "services"), "services are given host by host")
         self.resolve_runtimes()
         for layer, model in (("host", Host), ("service", Service)):
             path: KeyPath = ("defaults", layer)
-            if not self.named(path):
-                self.problems += check(document, model, path, partial=True, hidden=("name",))[1]
+            self.named(path)
+            given = document.get(path)
+            if isinstance(given, dict):
+                data = {key: value for key, value in given.items() if key not in ("name", "services")}
+                self.problems += check(document, model, path, partial=True, data=data, hidden=("name",))[1]
+        hosts = {name: self.host(name) for name in self.entries("hosts")}
         for name in self.entries("services"):
             self.named(("services", name))
-            service = self.service(name, None)
-            if service is not None:
-                self.services[name] = service
-        hosts = {name: self.host(name) for name in self.entries("hosts")}
+            if name not in self.used:
+                self.service(name, None)
         groups = self.groups()
         if self.problems:
             return None

@@ -180,7 +180,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str | None:
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
     """``(did you mean 'X'?)``, or ``(allowed: a, b, c)`` where nothing is near, or an empty text."""
-    names = list(allowed)
+    names = list(dict.fromkeys(allowed))
     near = nearest(word, names)
     if near:
         return f" (did you mean '{near}'?)"
@@ -383,7 +383,10 @@ def _syntax_problem(source: str, text: str, error: yaml.YAMLError) -> str:
     indent = around[: len(around) - len(around.lstrip())]
     if "\t" in indent:
         return f"{source}:{mark.line + 1}:{indent.index(chr(9)) + 1}: a tab in the indentation: use spaces"
-    return f"{place}: {getattr(error, 'problem', None) or error}"
+    problem = str(getattr(error, "problem", None) or error)
+    if "another document" in problem:
+        problem = "a second document begins here: a file holds one"
+    return f"{place}: {problem}"
 
 
 def parse_document(
@@ -499,7 +502,8 @@ _BOUNDS = {
 
 
 def _literals(context: Mapping[str, Any]) -> list[str]:
-    return re.findall(r"'([^']*)'", str(context.get("expected", "")))
+    expected = str(context.get("expected", ""))
+    return re.findall(r"'([^']*)'", expected) or [expected]
 
 
 def _resolve(data: Any, location: Sequence[str | int], missing: bool) -> KeyPath:
@@ -542,6 +546,8 @@ def _explain(
         elif kind in _BOUNDS:
             bound, name = _BOUNDS[kind]
             texts.append(f"must be {bound} {context[name]}, is {shown.removeprefix('the number ')}")
+        elif kind in ("too_short", "string_too_short"):
+            texts.append("is empty")
         elif kind == "string_pattern_mismatch":
             texts.append(f"{shown} does not match {context['pattern']}")
         elif kind == "value_error":
@@ -549,7 +555,7 @@ def _explain(
         else:
             texts.append(f"{error['msg']}, found {shown}")
     if words and not expected and not texts:
-        return f"{shown} is not allowed" + _words(value, words)
+        return f"{shown.removeprefix('the number ')} is not allowed" + _words(value, words)
     if texts:
         return "; ".join(dict.fromkeys(texts))
     wanted = list(dict.fromkeys([*expected, *(f"'{word}'" for word in words)]))
@@ -613,12 +619,12 @@ def check(
         here = Document("", value).get(path)
         key = str(path[-1]) if path else ""
         shown = _found(here)
-        if isinstance(here, str) and MASK in redact(f"{key}={here}"):
-            shown = f"'{MASK}'"
         full = (*at, *path)
         if full in broken:
             continue
         raw = document.marks[full].raw if full in document.marks else ""
+        if isinstance(here, str | int | float) and MASK in redact(f"{key}={here}"):
+            shown, raw = f"'{MASK}'", ""
         problems.append(document.problem(full, _explain(entries, path, here, shown, raw, allowed)))
     return None, problems
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddtree_ops.errors import LabError
@@ -75,12 +75,14 @@ FILES: dict[str, tuple[int, str]] = {
     "etc/resolv.conf": (0o644, "# Lab hosts resolve no names.\n"),
     "etc/ssh/sshd_config.d/10-lab.conf": (
         0o644,
-        "PermitRootLogin prohibit-password\n"
-        "PasswordAuthentication no\n"
-        "KbdInteractiveAuthentication no\n"
-        "UseDNS no\n"
-        "HostKey /etc/ssh/ssh_host_ed25519_key\n"
-        "HostKey /etc/ssh/ssh_host_ecdsa_key\n",
+        """\
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UseDNS no
+HostKey /etc/ssh/ssh_host_ed25519_key
+HostKey /etc/ssh/ssh_host_ecdsa_key
+""",
     ),
     "etc/sudoers.d/ops": (0o440, "ops ALL=(ALL:ALL) NOPASSWD: ALL\n"),
     "etc/systemd/journald.conf.d/10-lab.conf": (0o644, "[Journal]\nStorage=persistent\n"),
@@ -255,11 +257,11 @@ def _run_mmdebstrap(argv: Sequence[str], stdin: str, say: Callable[[str], None])
         errors="replace",
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        with process.stdin:
+        with suppress(BrokenPipeError), process.stdin:
             process.stdin.write(stdin)
         for line in process.stdout:
             output.append(re.sub(r"//[^/@\s]+@", "//", line.rstrip()))
-            if line.startswith("I: "):
+            if line.startswith("I: ") and "-hook" not in line:
                 say(output[-1][3:])
     if process.returncode:
         raise LabError(

@@ -62,7 +62,9 @@ def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
     table = Table.grid(padding=(0, 1))
     for result in results:
         mark, style = _MARK[result.verdict]
-        table.add_row(Text(mark, style), Text(result.host, "cyan"), Text(result.name, "bold"), Text(result.summary))
+        table.add_row(
+            Text(mark, style), Text(result.host, "cyan"), Text(result.name, "bold"), Text(result.summary)
+        )
     console.print(table)
     for result in results:
         if result.verdict is not Verdict.PASS and result.hint:
@@ -85,7 +87,9 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = "") -> None:
     """Root cause first: one sentence, its remedy, the lines it rests on."""
-    console.print(Text.assemble((f"{host}: " if host else "", "bold cyan"), (report.headline(), "bold")), soft_wrap=True)
+    console.print(
+        Text.assemble((f"{host}: " if host else "", "bold cyan"), (report.headline(), "bold")), soft_wrap=True
+    )
     for diagnosis in report.diagnoses:
         for text in (diagnosis.explanation, f"remedy: {diagnosis.remedy}" if diagnosis.remedy else ""):
             if text:

@@ -1,1 +1,70 @@
-"""See docs/architecture.md."""
+"""What SHOULD run, as files: a pinned base wheel and a patch series become a bundle; a tree is told from it.
+
+Names are imported on first use, so that a command pays only for what it needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddtree_ops.runtime.bundle import Bundle, build, open_bundle
+    from ddtree_ops.runtime.description import Description, PatchFile, list_descriptions, load_description
+    from ddtree_ops.runtime.patchcheck import Leftover, PatchCheck, PatchState, check_path, check_source
+    from ddtree_ops.runtime.series import AppliedPatch, apply_series
+    from ddtree_ops.runtime.vendor import vendor
+    from ddtree_ops.runtime.verify import Difference, compare, verify_bundle
+    from ddtree_ops.runtime.wheel import fetch_wheel
+
+__all__ = [
+    "AppliedPatch",
+    "Bundle",
+    "Description",
+    "Difference",
+    "Leftover",
+    "PatchCheck",
+    "PatchFile",
+    "PatchState",
+    "apply_series",
+    "build",
+    "check_path",
+    "check_source",
+    "compare",
+    "fetch_wheel",
+    "list_descriptions",
+    "load_description",
+    "open_bundle",
+    "vendor",
+    "verify_bundle",
+]
+
+_HOMES = {
+    "AppliedPatch": "series",
+    "Bundle": "bundle",
+    "Description": "description",
+    "Difference": "verify",
+    "Leftover": "patchcheck",
+    "PatchCheck": "patchcheck",
+    "PatchFile": "description",
+    "PatchState": "patchcheck",
+    "apply_series": "series",
+    "build": "bundle",
+    "check_path": "patchcheck",
+    "check_source": "patchcheck",
+    "compare": "verify",
+    "fetch_wheel": "wheel",
+    "list_descriptions": "description",
+    "load_description": "description",
+    "open_bundle": "bundle",
+    "vendor": "vendor",
+    "verify_bundle": "verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-__all__ = ["PROPERTIES", "UnitState", "parse_show"]
+__all__ = ["PROPERTIES", "UnitState", "parse_show", "parse_span", "signal_name"]
 
 PROPERTIES: tuple[str, ...] = (
     "Id",
@@ -92,7 +94,41 @@ def _time(value: str | None) -> datetime | None:
     return None
 
 
-def _signal_name(number: int) -> str:
+_SPAN_UNITS = {
+    "y": 31557600.0,
+    "month": 2629800.0,
+    "w": 604800.0,
+    "d": 86400.0,
+    "h": 3600.0,
+    "min": 60.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+}
+
+
+def parse_span(text: str) -> float:
+    """Seconds from a span as systemctl prints it (``1min 30s``); ``infinity`` is ``math.inf``.
+
+    :raises ValueError: for anything else.
+    """
+    if text == "infinity":
+        return math.inf
+    if text == "0":
+        return 0.0
+    total = 0.0
+    for word in text.split():
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", word)
+        if match is None or match.group(2) not in _SPAN_UNITS:
+            raise ValueError(f"{text!r} is not a time span of systemd")
+        total += float(match.group(1)) * _SPAN_UNITS[match.group(2)]
+    if not text.split():
+        raise ValueError("an empty time span")
+    return total
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; ``signal N`` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -211,7 +247,7 @@ class UnitState:
             return ""
         status = self.exec_main_status or 0
         if self.exec_main_code in (_KILLED, _DUMPED):
-            name = _signal_name(status)
+            name = signal_name(status)
             dumped = ", core dumped" if self.exec_main_code == _DUMPED else ""
             if self.result == "oom-kill":
                 return f"killed by {name} ({status}): out of memory (systemd reports oom-kill)"

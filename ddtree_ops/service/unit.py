@@ -14,7 +14,14 @@ from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.service.argv import launch_argv
 from ddtree_ops.service.layout import Layout
 
-__all__ = ["HEADER", "quote_environment", "quote_exec", "quote_executable", "render_unit", "start_limit_interval"]
+__all__ = [
+    "HEADER",
+    "quote_environment",
+    "quote_exec",
+    "quote_executable",
+    "render_unit",
+    "start_limit_interval",
+]
 
 HEADER = "# Written by ddtree-ops; edits are reported as drift and replaced by the next deploy."
 
@@ -138,8 +145,8 @@ def start_limit_interval(service: Service) -> float:
 def _exec_start(argv: list[str]) -> list[str]:
     """``ExecStart`` over several lines, one flag with its values a line, so that differences read well."""
     lines = [quote_executable(argv[0])]
-    for index, word in enumerate(argv[1:], start=1):
-        if word.startswith("--") and not argv[index - 1] == "-m":
+    for word in argv[1:]:
+        if word.startswith("--"):
             lines.append(f"  {quote_exec(word)}")
         else:
             lines[-1] += f" {quote_exec(word)}"

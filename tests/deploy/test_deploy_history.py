@@ -7,7 +7,9 @@ from ddtree_ops.results import Verdict
 
 
 def _activation(release: str = "a" * 64):
-    return new_activation(release=release, unit_sha256="u", plan="p", who="ann", origin="desk", reason="deploy")
+    return new_activation(
+        release=release, unit_sha256="u", plan="p", who="ann", origin="desk", reason="deploy"
+    )
 
 
 def test_no_file_is_an_empty_history():

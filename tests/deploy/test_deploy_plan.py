@@ -12,10 +12,18 @@ from ddtree_ops.results import Verdict
 from ddtree_ops.service.state import UnitState
 
 RUNNING = UnitState.parse(
-    {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "7", "InvocationID": "i1"}
+    {
+        "LoadState": "loaded",
+        "ActiveState": "active",
+        "SubState": "running",
+        "MainPID": "7",
+        "InvocationID": "i1",
+    }
 )
 DEAD = UnitState.parse({"LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead"})
-WISH = Wish(host="h", service="s", unit="s.service", release="b" * 64, runtime="r", unit_text="[Service]\nA=2\n")
+WISH = Wish(
+    host="h", service="s", unit="s.service", release="b" * 64, runtime="r", unit_text="[Service]\nA=2\n"
+)
 
 
 def _judged(verdict: Verdict | None, release: str = "b" * 64, unit_text: str = WISH.unit_text) -> History:

@@ -7,33 +7,35 @@ field ``lab_engine`` of ``/server_info`` and with ``--lab-version``. Standard li
 
 What is taken from the runtime DEPLOYED on ``PYTHONPATH`` (read as text, never imported):
 
-- the flags, from the ``add_argument`` calls of ``sglang/srt/server_args.py``. sglang 0.5.11 has no DDTREE;
-  where the deployed file lacks them, the engine adds ``--speculative-algorithm DDTREE`` and
-  ``--speculative-ddtree-budget``, ``-topk-cap`` and ``-budget-schedule``: it plays a tree that has them.
+- the flags, from the ``add_argument`` calls of ``sglang/srt/server_args.py``. sglang 0.5.11 has no DDTREE:
+  where the deployed file lacks them, the engine ADDS ``--speculative-algorithm DDTREE`` and
+  ``--speculative-ddtree-budget``, ``-topk-cap`` and ``-budget-schedule``; it plays a tree that has them;
 - files and line numbers of the tracebacks;
-- the size of the CUDA graph buffers: the sizing block of ``cuda_graph_runner.py`` is run by ``sizing.py``.
+- the size of the CUDA-graph buffers: the sizing block of ``cuda_graph_runner.py`` is run by ``sizing.py``.
   Every verify step really copies ``bs * (budget + 1)`` tokens into ``input_ids[:bs * num_tokens_per_bs]``:
   with the unpatched runner the first request fails as on a GPU, with the patched one it is served.
 
-Memory model, a GPU, in GiB: weights = index total size / tp; KV pool = LAB_GPU_GB * mem-fraction-static
-- weights; left for graphs = LAB_GPU_GB * (1 - mem-fraction-static) - 1. Graphs of a worker with N tokens a
-request take ``max_bs * N * (4 * vocabulary + 9 * context)`` bytes (logits, and triton's indices and mask); what does not
-fit fails as ``Capture cuda graph failed``. ``--cuda-graph-max-bs`` defaults to 48 and, unlike sglang's, is
-not lowered to ``--max-running-requests``.
+Memory model, each GPU, GiB: weights = total size of the checkpoint / tp; KV pool = LAB_GPU_GB x
+mem-fraction-static - weights; left for graphs = LAB_GPU_GB x (1 - mem-fraction-static) - 1. The graphs of a
+worker with N tokens a request take ``max_bs * N * (4 * vocabulary + 9 * context)`` bytes (logits; triton's
+indices and mask). What does not fit ends as ``Capture cuda graph failed: CUDA out of memory``.
 
-Unlike sglang's, the warm-up asks for one token, so the verify step first runs for a real request.
+Where it differs from sglang on purpose: the warm-up asks for one token, so the verify step first runs for a
+real request; ``--cuda-graph-max-bs`` defaults to 48 and is not lowered to ``--max-running-requests``; one
+scheduler process logs for all ranks; no detokenizer process; no logprobs, grammars, tools or images.
 
-Environment: LAB_LOAD_SECONDS (3) whole load; LAB_TOKENS_PER_S (2000) a request; LAB_GPU_GB (96);
-LAB_DRAIN_POLL (1) seconds, sglang's is 5; LAB_HEALTH_POLL (0.2) seconds, sglang's is 1; LAB_WARMUP_TRIES (120).
-Faults: LAB_CRASH_AFTER_S=n, the scheduler raises n seconds after ready; LAB_HANG_AT=weights|kv|graphs|warmup;
-LAB_GARBAGE=1, every answer is ``!!!!``; LAB_CRASH_ON_PREFIX_HIT=1, the first prefix-cache hit of a chat dies
-of triton's shared memory. sglang's own SGL_FORCE_SHUTDOWN and SGLANG_HEALTH_CHECK_TIMEOUT work too.
+Environment (seconds, defaults in brackets): LAB_LOAD_SECONDS [3]; LAB_TOKENS_PER_S [2000] a request;
+LAB_GPU_GB [96]; LAB_DRAIN_POLL [1; sglang 5]; LAB_HEALTH_POLL [0.1; sglang 1]; LAB_WARMUP_TRIES [120].
+Faults: LAB_CRASH_AFTER_S=n, an illegal memory access n seconds after ready; LAB_HANG_AT=weights|kv|graphs|
+warmup; LAB_GARBAGE=1, every answer is ``!!!!``; LAB_CRASH_ON_PREFIX_HIT=1, the first prefix-cache hit dies
+for triton's shared memory. sglang's SGL_FORCE_SHUTDOWN and SGLANG_HEALTH_CHECK_TIMEOUT work too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import errno
 import http.client
 import importlib
@@ -42,7 +44,6 @@ import math
 import os
 import queue
 import re
-import select
 import signal
 import socketserver
 import sys
@@ -52,20 +53,76 @@ import traceback
 import uuid
 import zlib
 from array import array
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from itertools import cycle, islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Iterator, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-VERSION = "1"
-NOTICE = "ddtree-ops lab engine " + VERSION + ": a stand-in for sglang, no model, no GPU, canned text"
-GIB = 1 << 30
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NOTICE = "ddtree-ops lab engine 1: a stand-in for sglang; no model, no GPU, canned text"
+GIB = float(1 << 30)
 EOS_ID = 163586
-PATTERN_PIECES = re.compile(r"\s*[A-Za-z]{1,8}|\s*\d{1,3}|\s*[^\sA-Za-z\d]|\s+")
+LOAD_BAR = "Loading safetensors checkpoint shards"
+PHASES = {"weights": 0.55, "kv": 0.05, "graphs": 0.25, "warmup": 0.15}
+
+STACKS = """
+launch   | launch_server.py | <module> | server_args = prepare_server_args(sys.argv[1:])
+launch   | srt/server_args.py | prepare_server_args | return ServerArgs.from_cli_args(raw_args)
+launch   | srt/server_args.py | ServerArgs.from_cli_args | return cls(
+spec     | srt/server_args.py | ServerArgs.__post_init__ | self._handle_speculative_decoding()
+spec     | srt/server_args.py | _handle_speculative_decoding | raise ValueError( // "DFLASH speculative decoding
+config   | srt/server_args.py | ServerArgs.__post_init__ | self._handle_piecewise_cuda_graph()
+config   | srt/server_args.py | _handle_piecewise_cuda_graph | if self.get_model_config()
+config   | srt/server_args.py | get_model_config | self.model_config = ModelConfig.from_server_args(self)
+config   | srt/configs/model_config.py | ModelConfig.from_server_args | return ModelConfig(
+config   | srt/configs/model_config.py | ModelConfig.__init__ | self.hf_config = get_config(
+config   | srt/utils/hf_transformers/config.py | get_config | config = AutoConfig.from_pretrained(
+died     | srt/entrypoints/engine.py | _launch_subprocesses | scheduler_init_result.wait_for_ready()
+died     | srt/entrypoints/engine.py | wait_for_ready | infos = _wait_for_scheduler_ready(
+died     | srt/entrypoints/engine.py | _wait_for_scheduler_ready | raise _scheduler_died_error(
+load     | srt/managers/scheduler.py | run_scheduler_process | scheduler = Scheduler(
+load     | srt/managers/scheduler.py | Scheduler.__init__ | self.init_model_worker()
+load     | srt/managers/scheduler.py | init_model_worker | self.init_tp_model_worker()
+load     | srt/managers/scheduler.py | init_tp_model_worker | self.tp_worker = TpModelWorker(
+load     | srt/managers/tp_worker.py | TpModelWorker.__init__ | self._init_model_runner()
+load     | srt/managers/tp_worker.py | _init_model_runner | self._model_runner = ModelRunner(
+load     | srt/model_executor/model_runner.py | ModelRunner.__init__ | self.initialize(
+pool     | srt/model_executor/model_runner.py | initialize | self.init_memory_pool(pre_model_load_memory)
+pool     | srt/model_executor/pool_configurator.py | MemoryPoolConfig.__post_init__ | raise RuntimeError(msg)
+graphs   | srt/model_executor/model_runner.py | initialize | self.init_device_graphs()
+graphs   | srt/model_executor/model_runner.py | init_device_graphs | self.graph_runner = graph_runners[
+graphs   | srt/model_executor/cuda_graph_runner.py | CudaGraphRunner.__init__ | raise Exception(
+capture  | srt/model_executor/cuda_graph_runner.py | CudaGraphRunner.__init__ | self.capture()
+capture  | srt/model_executor/cuda_graph_runner.py | CudaGraphRunner.capture | _capture_one_stream() // else:
+capture  | srt/model_executor/cuda_graph_runner.py | _capture_one_stream | ) = self.capture_one_batch_size(
+serve    | srt/managers/scheduler.py | run_scheduler_process | scheduler.run_event_loop()
+serve    | srt/managers/scheduler.py | run_event_loop | dispatch_event_loop(self) // @DynamicGradMode()
+serve    | srt/managers/scheduler.py | dispatch_event_loop | scheduler.event_loop_normal()
+serve    | srt/managers/scheduler.py | event_loop_normal | result = self.run_batch(batch)
+serve    | srt/managers/scheduler.py | run_batch | batch_result = self.model_worker.forward_batch_generation( // worker_batch_or
+verify   | srt/speculative/dflash_worker.py | forward_batch_generation | batch_result = self.target_worker.forward_batch_generation( // model_worker_batch, is_verify=True
+prefill  | srt/speculative/dflash_worker.py | forward_batch_generation | batch_result = self.target_worker.forward_batch_generation( // model_worker_batch, **kwargs
+forward  | srt/managers/tp_worker.py | forward_batch_generation | out = self.model_runner.forward(
+forward  | srt/model_executor/model_runner.py | ModelRunner.forward | output = self._forward_raw(
+replay   | srt/model_executor/model_runner.py | _forward_raw | ret = self.graph_runner.replay(
+replay   | srt/model_executor/cuda_graph_runner.py | CudaGraphRunner.replay | self.replay_prepare(
+copy     | srt/model_executor/cuda_graph_runner.py | replay_prepare | buffers.populate_from_forward_batch(
+copy     | srt/model_executor/cuda_graph_runner.py | populate_from_forward_batch | _grouped_foreach_copy_(dsts, srcs)
+copy     | srt/model_executor/cuda_graph_runner.py | _grouped_foreach_copy_ | foreach_copy(group_dsts, group_srcs)
+copy     | srt/model_executor/cuda_graph_runner.py | foreach_copy | torch._foreach_copy_(dsts, srcs)
+extend   | srt/model_executor/model_runner.py | _forward_raw | ret, can_run_graph = self.forward_extend(
+extend   | srt/model_executor/model_runner.py | forward_extend | ret = self.model.forward(
+extend   | srt/layers/radix_attention.py | RadixAttention.forward | return forward_batch.attn_backend.forward(
+extend   | srt/layers/attention/base_attn_backend.py | AttentionBackend.forward | return self.forward_extend(
+extend   | srt/layers/attention/triton_backend.py | forward_extend | self.extend_attention_fwd(
+extend   | srt/layers/attention/triton_ops/extend_attention.py | extend_attention_fwd | _fwd_kernel[grid](
+warmup   | srt/entrypoints/http_server.py | _execute_server_warmup | assert res.status_code == 200, f"{res=}
+"""
 
 QUICKSORT = '''Here is quicksort in Python, with comments.
 
@@ -95,32 +152,33 @@ On average it takes O(n log n) comparisons; a bad pivot at every step would make
 uses O(n) extra memory in exchange for being short and easy to read. An in-place partition avoids that.
 '''
 
+OTHERWISE = """This is a canned answer of the lab engine; no model has read the question, which ends in: {topic}.
+It has {count} words, and the longest of them is "{longest}". A real server would now explain {longest} step by
+step, name its assumptions, give an example, and say where that example stops being right. The lab engine only
+counts tokens, so that length, speed and acceptance can be checked. In short: {topic}.
+"""
+
 
 def compose(prompt: str) -> str:
-    """The whole answer to a prompt: the same prompt always gets the same text."""
+    """The whole answer to a prompt; the same prompt always gets the same text."""
     if "quicksort" in prompt.lower():
         return QUICKSORT
-    words = re.findall(r"[\w'-]+", prompt) or ["nothing"]
-    topic = " ".join(words[-8:])
-    longest = max(words, key=lambda word: (len(word), word))
-    return (
-        " This is a canned answer of the lab engine; no model has read the question. It ends in: {topic}. "
-        "It has {count} words, and the longest of them is {longest}. A real server would now go on to "
-        "explain {longest} step by step, name the assumptions, give an example, and say where the example "
-        "stops being right. The lab engine only counts tokens, so that length, speed and acceptance can be "
-        "checked. In short: {topic}.\n"
-    ).format(topic=topic, count=len(words), longest=longest)
+    words = re.findall(r"[^\W_]+", prompt) or ["nothing"]
+    return OTHERWISE.format(topic=" ".join(words[-8:]), count=len(words), longest=max(words, key=len))
 
 
 def pieces_of(text: str) -> list[str]:
     """Split a text into tokens; joined again they give the text."""
-    return PATTERN_PIECES.findall(text)
+    return re.findall(r"\s*[A-Za-z]{1,8}|\s*\d{1,3}|\s*[^\sA-Za-z\d]|\s+", text)
 
 
-# --- log ---------------------------------------------------------------------------------------------------
+def chance(*words: object) -> float:
+    """A number in [0, 1) that depends on the words only."""
+    return zlib.crc32(repr(words).encode()) / 2**32
 
 
 def write(stream: int, text: str) -> None:
+    """All of a record at once, so that records of different processes do not mix."""
     data = text.encode("utf-8", "replace")
     while data:
         data = data[os.write(stream, data) :]
@@ -130,124 +188,19 @@ def log(message: str, rank: str = "", stream: int = 2) -> None:
     write(stream, "[{}{}] {}\n".format(time.strftime("%Y-%m-%d %H:%M:%S"), rank, message))
 
 
+def env(name: str, default: float) -> float:
+    return float(os.environ.get(name) or default)
+
+
 # --- the deployed runtime ----------------------------------------------------------------------------------
-
-Frame = "tuple[str, str, str]"
-
-LAUNCH = (
-    ("launch_server.py", "<module>", "server_args = prepare_server_args(sys.argv[1:])"),
-    ("srt/server_args.py", "prepare_server_args", "return ServerArgs.from_cli_args(raw_args)"),
-    ("srt/server_args.py", "ServerArgs.from_cli_args", "return cls("),
-)
-SPECULATION = ("srt/server_args.py", "ServerArgs.__post_init__", "self._handle_speculative_decoding()")
-NO_MODEL = (
-    ("srt/server_args.py", "ServerArgs.__post_init__", "self._handle_piecewise_cuda_graph()"),
-    (
-        "srt/server_args.py",
-        "_handle_piecewise_cuda_graph",
-        "if self.get_model_config().is_piecewise_cuda_graph_disabled_model:",
-    ),
-    (
-        "srt/server_args.py",
-        "get_model_config",
-        "self.model_config = ModelConfig.from_server_args(self)",
-    ),
-    ("srt/configs/model_config.py", "ModelConfig.from_server_args", "return ModelConfig("),
-    ("srt/configs/model_config.py", "ModelConfig.__init__", "self.hf_config = get_config("),
-    ("srt/utils/hf_transformers/config.py", "get_config", "config = AutoConfig.from_pretrained("),
-)
-LOADING = (
-    ("srt/managers/scheduler.py", "run_scheduler_process", "scheduler = Scheduler("),
-    ("srt/managers/scheduler.py", "Scheduler.__init__", "self.init_model_worker()"),
-    ("srt/managers/scheduler.py", "init_model_worker", "self.init_tp_model_worker()"),
-    ("srt/managers/scheduler.py", "init_tp_model_worker", "self.tp_worker = TpModelWorker("),
-    ("srt/managers/tp_worker.py", "TpModelWorker.__init__", "self._init_model_runner()"),
-    ("srt/managers/tp_worker.py", "_init_model_runner", "self._model_runner = ModelRunner("),
-    ("srt/model_executor/model_runner.py", "ModelRunner.__init__", "self.initialize("),
-)
-CAPTURE = (
-    *LOADING,
-    ("srt/model_executor/model_runner.py", "initialize", "self.init_device_graphs()"),
-    ("srt/model_executor/model_runner.py", "init_device_graphs", "self.graph_runner = graph_runners["),
-    ("srt/model_executor/cuda_graph_runner.py", "CudaGraphRunner.__init__", "raise Exception("),
-)
-CAPTURING = (
-    ("srt/model_executor/cuda_graph_runner.py", "CudaGraphRunner.__init__", "self.capture()"),
-    ("srt/model_executor/cuda_graph_runner.py", "CudaGraphRunner.capture", "self.capture_one_batch_size("),
-)
-KV_POOL = (
-    *LOADING,
-    ("srt/model_executor/model_runner.py", "initialize", "self.init_memory_pool("),
-    ("srt/model_executor/pool_configurator.py", "MemoryPoolConfig.__post_init__", "raise RuntimeError(msg)"),
-)
-SERVING = (
-    ("srt/managers/scheduler.py", "run_scheduler_process", "scheduler.run_event_loop()"),
-    (
-        "srt/managers/scheduler.py",
-        "run_event_loop",
-        "dispatch_event_loop(self)\n\n    @DynamicGradMode()",
-    ),
-    ("srt/managers/scheduler.py", "dispatch_event_loop", "scheduler.event_loop_normal()"),
-    ("srt/managers/scheduler.py", "event_loop_normal", "result = self.run_batch(batch)"),
-    (
-        "srt/managers/scheduler.py",
-        "run_batch",
-        "batch_result = self.model_worker.forward_batch_generation(\nbatch_or_worker_batch, **kwargs",
-    ),
-)
-WORKER = ("srt/speculative/dflash_worker.py", "DFlashWorker.forward_batch_generation")
-VERIFYING = (*WORKER, "batch_result = self.target_worker.forward_batch_generation(\nmodel_worker_batch, is_verify=True")
-PREFILLING = (*WORKER, "batch_result = self.target_worker.forward_batch_generation(\nmodel_worker_batch, **kwargs")
-FORWARD = (
-    ("srt/managers/tp_worker.py", "forward_batch_generation", "out = self.model_runner.forward("),
-    ("srt/model_executor/model_runner.py", "ModelRunner.forward", "output = self._forward_raw("),
-)
-REPLAY = (
-    ("srt/model_executor/model_runner.py", "_forward_raw", "ret = self.graph_runner.replay("),
-    (
-        "srt/model_executor/cuda_graph_runner.py",
-        "CudaGraphRunner.replay",
-        "self.replay_prepare(forward_batch, pp_proxy_tensors)",
-    ),
-    (
-        "srt/model_executor/cuda_graph_runner.py",
-        "CudaGraphRunner.replay_prepare",
-        "buffers.populate_from_forward_batch(",
-    ),
-    (
-        "srt/model_executor/cuda_graph_runner.py",
-        "populate_from_forward_batch",
-        "_grouped_foreach_copy_(dsts, srcs)",
-    ),
-    (
-        "srt/model_executor/cuda_graph_runner.py",
-        "_grouped_foreach_copy_",
-        "foreach_copy(group_dsts, group_srcs)",
-    ),
-    ("srt/model_executor/cuda_graph_runner.py", "foreach_copy", "torch._foreach_copy_(dsts, srcs)"),
-)
-EXTEND = (
-    ("srt/model_executor/model_runner.py", "_forward_raw", "ret, can_run_graph = self.forward_extend("),
-    ("srt/model_executor/model_runner.py", "forward_extend", "ret = self.model.forward("),
-    ("srt/layers/radix_attention.py", "RadixAttention.forward", "return forward_batch.attn_backend.forward("),
-    ("srt/layers/attention/base_attn_backend.py", "AttentionBackend.forward", "return self.forward_extend("),
-    (
-        "srt/layers/attention/triton_backend.py",
-        "TritonAttnBackend.forward_extend",
-        "self.extend_attention_fwd(",
-    ),
-    ("srt/layers/attention/triton_ops/extend_attention.py", "extend_attention_fwd", "_fwd_kernel[grid]("),
-)
-SAMPLING = (("srt/managers/scheduler.py", "event_loop_normal", "self.process_batch_result(batch, result)"),)
-WARMUP = (("srt/entrypoints/http_server.py", "_execute_server_warmup", "assert res.status_code == 200, f"),)
 
 
 class Failure(Exception):
-    """An error of sglang: how Python would print it, and where in the deployed runtime it is raised."""
+    """An error of sglang: how Python prints it, and which stacks (names in STACKS) lead to it."""
 
-    def __init__(self, kind: str, message: str, frames: tuple[Any, ...], cause: Failure | None = None):
+    def __init__(self, kind: str, message: str, stacks: str, cause: Failure | None = None) -> None:
         super().__init__(message)
-        self.kind, self.message, self.frames, self.cause = kind, message, frames, cause
+        self.kind, self.message, self.stacks, self.cause = kind, message, stacks.split(), cause
 
 
 class Runtime:
@@ -260,173 +213,1608 @@ class Runtime:
     @classmethod
     def find(cls, python_path: str) -> Runtime | None:
         for entry in filter(None, python_path.split(os.pathsep)):
-            package = Path(entry) / "sglang"
-            if (package / "srt" / "server_args.py").is_file():
-                return cls(package)
+            if Path(entry, "sglang/srt/server_args.py").is_file():
+                return cls(Path(entry, "sglang"))
         return None
 
     @property
     def version(self) -> str:
-        found = re.search(r"__version__ = .*?'([^']+)'", self.text("_version.py"))
+        found = re.search(r"^__version__ = .*'([^']+)'", self.text("_version.py"), re.M)
         return found.group(1) if found else "unknown"
 
     def text(self, path: str) -> str:
+        """The text of a file of the package, empty where there is none."""
         if path not in self._texts:
-            try:
+            self._texts[path] = ""
+            with contextlib.suppress(OSError):
                 self._texts[path] = (self.package / path).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                self._texts[path] = ""
         return self._texts[path]
 
-    def locate(self, path: str, function: str, code: str) -> int:
-        """The line of a statement within a function; that of the function where it is not found, 0 for no file."""
-        text = self.text(path)
-        at = 0
-        for depth, name in enumerate(function.split(".")):
-            kind = "class" if depth < function.count(".") else r"(?:async\s+)?def"
-            found = re.compile(r"^\s*{}\s+{}\b".format(kind, re.escape(name)), re.M).search(text, at)
+    def locate(self, path: str, function: str, code: str = "") -> int:
+        """The line of a statement; that of its function where it is not found; 0 where there is no file."""
+        text, at = self.text(path), 0
+        for name in function.split("."):
+            found = re.compile(rf"^[ \t]*(?:class|def|async def) {re.escape(name)}\b", re.M).search(text, at)
             at = found.end() if found else at
-        pattern = r"\s*\n\s*".join(re.escape(part.strip()) for part in re.split(r"\n+", code))
-        statement = re.compile(pattern).search(text, at)
+        pattern = r"\s*\n\s*".join(re.escape(part) for part in code.split(" // "))
+        statement = re.compile(pattern).search(text, at) if code else None
         return text.count("\n", 0, statement.start() if statement else at) + 1 if text else 0
 
-    def frames(self, frames: tuple[Any, ...]) -> str:
-        lines = []
-        for path, function, code in frames:
-            number = self.locate(path, function, code)
-            if not number:
-                continue
-            source = self.text(path).splitlines()[number - 1].strip()
-            name = function.split(".")[-1]
-            lines.append('  File "{}", line {}, in {}'.format(self.package / path, number, name))
-            lines.append("    " + source)
-            assigned = re.match(r"[\w., ]+ = ", source)
-            if assigned and sys.version_info >= (3, 11):
-                lines.append("    " + " " * assigned.end() + "^" * (len(source) - assigned.end()))
-        return "\n".join(lines)
-
     def traceback(self, failure: Failure) -> str:
-        head = ""
+        """What Python would print for a failure, with the deployed files and their line numbers."""
+        lines = []
         if failure.cause is not None:
-            head = self.traceback(failure.cause) + (
-                "\nDuring handling of the above exception, another exception occurred:\n\n"
-            )
-        return "{}Traceback (most recent call last):\n{}\n{}: {}\n".format(
-            head, self.frames(failure.frames), failure.kind, failure.message
-        )
+            lines += [self.traceback(failure.cause)]
+            lines += ["During handling of the above exception, another exception occurred:\n"]
+        lines += ["Traceback (most recent call last):"]
+        rows = [[part.strip() for part in row.split("|")] for row in STACKS.strip().splitlines()]
+        for path, function, code in (r[1:] for name in failure.stacks for r in rows if r[0] == name):
+            number = self.locate(path, function, code)
+            if number:
+                source = self.text(path).splitlines()[number - 1].strip()
+                name = function.split(".")[-1]
+                lines += [f'  File "{self.package / path}", line {number}, in {name}', "    " + source]
+                assigned = re.match(r"(?:[\w., ]+ = |return )", source)
+                if assigned:
+                    lines += ["    " + " " * assigned.end() + "^" * (len(source) - assigned.end())]
+        return "\n".join([*lines, f"{failure.kind}: {failure.message}", ""])
 
 
-# --- flags -------------------------------------------------------------------------------------------------
-
-DEST = {
-    "tp_size": "tensor_parallel_size",
-    "pp_size": "pipeline_parallel_size",
-    "dp_size": "data_parallel_size",
-    "ep_size": "expert_parallel_size",
-    "attn_cp_size": "attention_context_parallel_size",
-    "moe_dp_size": "moe_data_parallel_size",
-}
-TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "loads": json.loads}
-
-
-def human_readable_int(text: str) -> int:
-    """An integer, or one with a suffix k, M, G (powers of 1000) or K (1024)."""
-    found = re.fullmatch(r"(-?[\d.]+)([kKmMgG]?)", text.strip())
-    if not found:
-        raise argparse.ArgumentTypeError("Invalid integer: " + text)
-    return int(float(found.group(1)) * {"": 1, "k": 1000, "K": 1024, "m": 10**6, "g": 10**9}.get(
-        found.group(2) if found.group(2) == "K" else found.group(2).lower(), 1
-    ))
-
-
-TYPES["human_readable_int"] = human_readable_int
-
-
-class Unknown(Exception):
+class Unreadable(Exception):
     """Not a value that can be read without running the file."""
 
 
-class Reader:
-    """Constants, defaults and ``add_argument`` calls of a ``server_args.py``, without running it."""
+class ArgumentReader:
+    """Constants, field defaults and ``add_argument`` calls of a ``server_args.py``, read without running it."""
+
+    TYPES: ClassVar[dict[str, Callable[[str], Any]]] = {"int": int, "float": float, "loads": json.loads}
+    FIELDS: ClassVar[dict[str, str]] = {
+        "tp_size": "tensor_parallel_size",
+        "pp_size": "pipeline_parallel_size",
+        "dp_size": "data_parallel_size",
+        "ep_size": "expert_parallel_size",
+        "attn_cp_size": "attention_context_parallel_size",
+        "moe_dp_size": "moe_data_parallel_size",
+    }
 
     def __init__(self, source: str) -> None:
         self.names: dict[str, Any] = {}
         self.defaults: dict[str, Any] = {}
         self.calls: list[ast.Call] = []
-        found = re.search(r'ArgumentParser\(prog="([^"]+)"', source)
-        self.prog = found.group(1) if found else "launch_server.py"
+        self.prog = "".join(re.findall(r'ArgumentParser\(prog="([^"]+)"', source)[:1]) or "launch_server.py"
         for node in ast.parse(source).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.names[node.targets[0].id] = self.value(node.value)
             elif isinstance(node, ast.ClassDef) and node.name == "ServerArgs":
-                self.read_class(node)
-        self.calls.sort(key=lambda call: call.lineno)
+                self._read_class(node)
 
-    def read_class(self, node: ast.ClassDef) -> None:
+    def _read_class(self, node: ast.ClassDef) -> None:
         for member in node.body:
             if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                self.defaults[member.target.id] = self.value(member.value) if member.value else None
+                self.defaults[member.target.id] = self.value(member.value)
             elif isinstance(member, ast.FunctionDef) and member.name == "add_cli_args":
-                for call in ast.walk(member):
-                    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
-                        self.calls.append(call)
+                calls = [call for call in ast.walk(member) if isinstance(call, ast.Call)]
+                self.calls += [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+        self.calls.sort(key=lambda call: call.lineno)
 
-    def read(self, node: ast.expr) -> Any:
+    def _read(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name) and node.id in self.names:
             return self.names[node.id]
         if isinstance(node, ast.Attribute) and node.attr in self.defaults:
             return self.defaults[node.attr]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return self.read(node.left) + self.read(node.right)
+            return self._read(node.left) + self._read(node.right)
         if isinstance(node, ast.List):
-            return [self.read(item) for item in node.elts]
+            return [self._read(item) for item in node.elts]
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "field":
-            made = next((key.value for key in node.keywords if key.arg == "default_factory"), None)
-            return [] if "list" in ast.dump(made or node) else {} if getattr(made, "id", "") == "dict" else False
+            made = ast.dump(node.keywords[0].value) if node.keywords else ""
+            return [] if "'list'" in made else {} if "'dict'" in made else False
         try:
             return ast.literal_eval(node)
         except ValueError:
-            raise Unknown from None
+            raise Unreadable from None
 
-    def value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.expr | None) -> Any:
+        """The value of an expression, None where only running the file would tell."""
         try:
-            return self.read(node)
-        except (Unknown, TypeError):
+            return None if node is None else self._read(node)
+        except (Unreadable, TypeError):
             return None
 
+    def _options(self, call: ast.Call) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for key in call.keywords:
+            word = getattr(key.value, "attr", getattr(key.value, "id", ""))
+            if key.arg == "type" and word in self.TYPES:
+                options["type"] = self.TYPES[word]
+            elif key.arg == "action" and not isinstance(key.value, ast.Constant):
+                options["action"] = getattr(argparse, word, "store")
+            elif key.arg not in ("type", "help", None) and self.value(key.value) is not None:
+                options[str(key.arg)] = self.value(key.value)
+        if options.get("nargs") == 0 or "StoreTrue" in ast.dump(call):
+            options["action"] = "store_true"
+        if options.get("action") == "store_true":
+            options = {name: options[name] for name in ("action", "default", "dest") if name in options}
+        return options
+
     def parser(self) -> argparse.ArgumentParser:
+        """sglang's parser, plus the DDTree dialect where the deployed file lacks it."""
         parser = argparse.ArgumentParser(prog=self.prog, description=NOTICE)
-        known = set()
+        known: set[str] = set()
         for call in self.calls:
-            flags = [self.value(argument) for argument in call.args]
-            options = {key.arg: self.value(key.value) for key in call.keywords if key.arg != "type"}
-            kinds = [getattr(key.value, "attr", getattr(key.value, "id", "")) for key in call.keywords if key.arg == "type"]
-            action = next((key.value for key in call.keywords if key.arg == "action"), None)
-            if kinds and kinds[0] in TYPES:
-                options["type"] = TYPES[kinds[0]]
-            if isinstance(action, ast.Attribute) and hasattr(argparse, action.attr):
-                options["action"] = getattr(argparse, action.attr)
-            elif action is not None and options.get("action") is None:
-                options["action"] = "store_true" if options.get("nargs") == 0 else "store"
-            if options.get("action") == "store_true":
-                options = {key: options[key] for key in ("action", "default", "dest") if key in options}
-            if "--speculative-algorithm" in flags and options.get("choices"):
-                options["choices"] = list(dict.fromkeys(["DDTREE", *options["choices"]]))
-            options = {key: item for key, item in options.items() if key != "help" and item is not None}
-            known.update(flags)
+            flags, options = [self.value(argument) for argument in call.args], self._options(call)
+            if "--speculative-algorithm" in flags and "DDTREE" not in options.get("choices", ["DDTREE"]):
+                options["choices"] = ["DDTREE", *options["choices"]]
             parser.add_argument(*flags, **options)
+            known.update(flags)
         if "--speculative-ddtree-budget" not in known:
             parser.add_argument("--speculative-ddtree-budget", type=int)
             parser.add_argument("--speculative-ddtree-topk-cap", type=int, default=8)
-            parser.add_argument(
-                "--speculative-ddtree-budget-schedule", choices=["fixed", "adaptive"], default="fixed"
-            )
-        parser.add_argument("--lab-version", action="version", version=NOTICE)
+            schedules = ["fixed", "adaptive"]
+            parser.add_argument("--speculative-ddtree-budget-schedule", choices=schedules, default="fixed")
         return parser
 
     def fields(self, argv: list[str]) -> dict[str, Any]:
-        """The fields of ``ServerArgs`` (and of the DDTree dialect) for a command line; exits as argparse does."""
+        """The fields of ``ServerArgs`` for a command line. Exits as argparse does on a usage error."""
         given = vars(self.parser().parse_args(argv))
-        names = list(self.defaults)
-        names += [name for name in given if name.startswith("speculative_ddtree") and name not in names]
-        return {name: given.get(DEST.get(name, name), self.defaults.get(name)) for name in names}
+        dialect = [name for name in given if name.startswith("speculative_ddtree_")]
+        names = list(dict.fromkeys([*self.defaults, *dialect]))
+        return {name: given.get(self.FIELDS.get(name, name), self.defaults.get(name)) for name in names}
+
+
+# --- configuration -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Checkpoint:
+    """What is read of a model directory: ``config.json``, the index, the sizes of the files. Bytes."""
+
+    path: str
+    config: dict[str, Any]
+    shards: int
+    size: int
+
+    @classmethod
+    def read(cls, path: str) -> Checkpoint:
+        root = Path(path)
+        if not root.is_dir():
+            message = (
+                f"Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{path}'. "
+                "Use `repo_type` argument if needed."
+            )
+            raise Failure("OSError", message, "launch config")
+        try:
+            config = json.loads((root / "config.json").read_text(encoding="utf-8"))
+        except OSError:
+            message = (
+                f"{path} does not appear to have a file named config.json. "
+                f"Checkout 'https://huggingface.co/{path}/tree/main' for available files."
+            )
+            raise Failure("OSError", message, "launch config") from None
+        files = list(root.glob("*.safetensors"))
+        shards, size = len(files), sum(file.stat().st_size for file in files)
+        with contextlib.suppress(OSError):
+            index = json.loads((root / "model.safetensors.index.json").read_text(encoding="utf-8"))
+            shards = len(set(index["weight_map"].values()))
+            size = int(index.get("metadata", {}).get("total_size", size))
+        return cls(path, config, max(1, shards), size)
+
+    def get(self, key: str, default: Any) -> Any:
+        return self.config.get("text_config", self.config).get(key, self.config.get(key, default))
+
+    @property
+    def architecture(self) -> str:
+        return str((self.config.get("architectures") or ["UnknownModel"])[0])
+
+    @property
+    def mla(self) -> bool:
+        return bool(self.get("kv_lora_rank", 0))
+
+    def kv_bytes(self, tp: int) -> int:
+        """Bytes of KV cache a token takes on one GPU."""
+        layers = int(self.get("num_hidden_layers", 1))
+        if self.mla:
+            return 2 * layers * (int(self.get("kv_lora_rank", 0)) + int(self.get("qk_rope_head_dim", 64)))
+        heads = int(self.get("num_attention_heads", 1))
+        width = int(self.get("head_dim", 0) or int(self.get("hidden_size", heads)) // heads)
+        return 4 * layers * max(1, int(self.get("num_key_value_heads", heads)) // tp) * width
+
+
+class Server:
+    """A launch, fully resolved: the fields of ``ServerArgs`` and what follows from them."""
+
+    def __init__(self, runtime: Runtime, fields: dict[str, Any]) -> None:
+        self.runtime, self.fields = runtime, fields
+        self.warnings: list[str] = []
+        self.algorithm: str | None = fields["speculative_algorithm"]
+        self.model = Checkpoint.read(fields["model_path"])
+        self.draft: Checkpoint | None = None
+        self.tp = int(fields["tp_size"])
+        self.context = int(fields["context_length"] or self.model.get("max_position_embeddings", 4096))
+        self.vocabulary = int(self.model.get("vocab_size", 163840))
+        self.gpu = env("LAB_GPU_GB", 96)
+        self._defaults()
+        self._speculation()
+        self._graph_sizes()
+        self.block = int(fields["speculative_num_draft_tokens"] or 1)
+        budget = fields.get("speculative_ddtree_budget")
+        self.budget = int(budget) if self.algorithm == "DDTREE" and budget is not None else None
+        self.verify_tokens = self.block if self.budget is None else self.budget + 1
+        """Tokens a request that a decode step sends to the target: 1 without speculation."""
+
+    def _defaults(self) -> None:
+        given = self.fields
+        backend = given["attention_backend"] or "triton"
+        for name, value in {
+            "tokenizer_path": given["model_path"],
+            "served_model_name": given["model_path"],
+            "device": "cuda",
+            "mem_fraction_static": 0.88,
+            "chunked_prefill_size": 8192,
+            "page_size": 1,
+            "random_seed": 42,
+            "attention_backend": backend,
+            "sampling_backend": "flashinfer",
+            "grammar_backend": "xgrammar",
+        }.items():
+            given[name] = value if given.get(name) is None else given[name]
+
+    def _speculation(self) -> None:
+        given, kind = self.fields, self.algorithm
+        if kind not in ("DFLASH", "DDTREE"):
+            self.algorithm = None
+            return
+        stacks = "launch spec"
+        if given["speculative_draft_model_path"] is None:
+            message = f"{kind} speculative decoding requires setting --speculative-draft-model-path."
+            raise Failure("ValueError", message, stacks)
+        if kind == "DDTREE" and int(given["speculative_ddtree_budget"] or 0) < 1:
+            message = "DDTREE speculative decoding requires setting --speculative-ddtree-budget."
+            raise Failure("ValueError", message, stacks)
+        tokens, block = given["speculative_num_draft_tokens"], given["speculative_dflash_block_size"]
+        if block is not None and tokens is not None and tokens != block:
+            message = (
+                "Both --speculative-num-draft-tokens and --speculative-dflash-block-size are set but they "
+                "differ. For DFLASH they must match. "
+                f"speculative_num_draft_tokens={tokens}, speculative_dflash_block_size={block}."
+            )
+            raise Failure("ValueError", message, stacks)
+        self.draft = Checkpoint.read(given["speculative_draft_model_path"])
+        wanted = (self.draft.config.get("dflash_config") or {}).get(
+            "block_size", self.draft.get("block_size", None)
+        )
+        chosen = block or tokens or wanted
+        if chosen is None:
+            chosen = 16
+            text = "speculative_num_draft_tokens is not set; defaulting to 16 for DFLASH."
+            self.warnings.append(text)
+        given.update(
+            speculative_num_draft_tokens=int(chosen),
+            speculative_num_steps=1,
+            speculative_eagle_topk=1,
+            speculative_draft_model_revision=given["speculative_draft_model_revision"] or "main",
+            disable_overlap_schedule=True,
+        )
+        self.block_mismatch = (chosen, wanted) if wanted not in (None, chosen) else None
+        if given["max_running_requests"] is None:
+            given["max_running_requests"] = 48
+            self.warnings.append(
+                "Max running requests is reset to 48 for speculative decoding. You can override this by "
+                "explicitly setting --max-running-requests."
+            )
+        self.warnings.append(
+            f"Overlap scheduler is disabled when using {kind} speculative decoding "
+            "(spec v2 is not supported yet)."
+        )
+
+    def _graph_sizes(self) -> None:
+        given = self.fields
+        if given["cuda_graph_bs"]:
+            sizes = sorted(set(given["cuda_graph_bs"]))
+        else:
+            top = int(given["cuda_graph_max_bs"] or 48)
+            steps = (
+                [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]
+                if self.algorithm
+                else [1, 2, 4, 8, 12, *range(16, 257, 8)]
+            )
+            steps += [*range(272, top + 1, 16)]
+            sizes = sorted({bs for bs in steps if bs <= top} | {top})
+        given["cuda_graph_bs"], given["cuda_graph_max_bs"] = sizes, sizes[-1]
+        self.graph_sizes: list[int] = [] if given["disable_cuda_graph"] else sizes
+
+    def tokens_per_request(self, draft_worker: bool) -> int:
+        """Tokens a request that the DEPLOYED graph runner sizes its buffers for."""
+        here = Path(__file__).resolve().parent
+        sys.path += [str(here), str(here.parents[1])]
+        return int(
+            importlib.import_module("sizing").tokens_per_request(
+                self.runtime.text("srt/model_executor/cuda_graph_runner.py"),
+                algorithm=self.algorithm,
+                draft_worker=draft_worker,
+                block_size=self.block,
+                budget=self.budget,
+            )
+        )
+
+
+# --- the scheduler process ---------------------------------------------------------------------------------
+
+
+class GraphBuffers:
+    """Input buffer of one worker's CUDA graphs: 64-bit token ids, ``max_bs`` requests of ``width`` tokens."""
+
+    def __init__(self, max_bs: int, width: int) -> None:
+        self.width = width
+        self.input_ids = array("q", bytes(8 * max_bs * width))
+
+    def populate(self, bs: int, tokens: array[int]) -> None:
+        """Copy the tokens of a batch in, as ``populate_from_forward_batch`` does; the sizes must be equal."""
+        place = memoryview(self.input_ids)[: bs * self.width]
+        try:
+            place[:] = memoryview(tokens)
+        except ValueError:
+            message = (
+                f"The size of tensor a ({len(place)}) must match the size of tensor b ({len(tokens)}) "
+                "at non-singleton dimension 0"
+            )
+            raise Failure("RuntimeError", message, "serve verify forward replay copy") from None
+
+
+@dataclass
+class Request:
+    """One request in the scheduler. ``plan`` is the whole answer, one entry a token."""
+
+    rid: str
+    prompt: list[str]
+    plan: list[str]
+    finish: dict[str, Any]
+    cached: int = 0
+    done: int = 0
+    verifies: int = 0
+
+    def spec_meta(self, block: int) -> dict[str, Any]:
+        if not self.verifies or block < 2:
+            return {}
+        accepted, proposed = self.done - 1 - self.verifies, self.verifies * (block - 1)
+        return {
+            "spec_accept_rate": accepted / proposed,
+            "spec_accept_length": self.done / self.verifies,
+            "spec_accepted_drafts": accepted,
+            "spec_proposed_drafts": proposed,
+            "spec_verify_ct": self.verifies,
+        }
+
+
+@dataclass
+class Interval:
+    """Counters since the last decode log line."""
+
+    started: float = field(default_factory=time.monotonic)
+    tokens: int = 0
+    steps: int = 0
+    verifies: int = 0
+    accepted: int = 0
+
+
+class Scheduler:
+    """The child process: loads, batches, verifies, counts. Talks to the main process over a pipe."""
+
+    def __init__(self, server: Server, link: Connection) -> None:
+        self.server, self.link = server, link
+        self.ranks = [f" TP{rank}" for rank in range(server.tp)] if server.tp > 1 else [""]
+        self.load_seconds = env("LAB_LOAD_SECONDS", 3)
+        self.rate = env("LAB_TOKENS_PER_S", 2000)
+        self.hang = os.environ.get("LAB_HANG_AT", "")
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.prompts: list[list[str]] = []
+        self.buffers: list[GraphBuffers] = []
+        self.capacity = 0
+        self.interval = Interval()
+        self.totals = [0, 0]
+        self.last_prefill = time.monotonic()
+        self.crash_at = math.inf
+        self.verified = False
+        self.first = True
+        self.stats: dict[str, Any] = {"gen_throughput": 0.0}
+
+    def log(self, message: str, every: bool = False) -> None:
+        for rank in self.ranks if every else self.ranks[:1]:
+            log(message, rank)
+
+    def run(self) -> NoReturn:
+        """The whole life of the process; an exception is logged on every rank and ends the server."""
+        try:
+            self.load()
+            self.link.send(("loaded", self.stats))
+            while True:
+                self.step()
+        except Failure as failure:
+            text = self.server.runtime.traceback(failure)
+        except EOFError:
+            os._exit(0)
+        except Exception:
+            text = traceback.format_exc()
+        self.log(f"Scheduler hit an exception: {text}", every=True)
+        os.kill(os.getppid(), signal.SIGQUIT)
+        while not self.link.poll(60):
+            pass
+        os._exit(1)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, but answer, and end with the main process."""
+        until = time.monotonic() + seconds
+        while seconds > 0 and self.link.poll(max(0.0, until - time.monotonic())):
+            self.receive(*self.link.recv())
+
+    def phase(self, name: str, share: float) -> None:
+        if self.hang == name:
+            while True:
+                self.pause(60)
+        self.pause(self.load_seconds * PHASES[name] * share)
+
+    # loading
+
+    def load(self) -> None:
+        server, target, draft = self.server, self.server.model, self.server.draft
+        models = [target] + ([draft] if draft else [])
+        static = server.gpu * float(server.fields["mem_fraction_static"])
+        free = server.gpu - 1
+        weights = [model.size / GIB / server.tp for model in models]
+        per_token = [model.kv_bytes(server.tp) for model in models]
+        capacity = int((static - sum(weights)) * GIB / sum(per_token))
+        if capacity <= 0:
+            message = (
+                "Not enough memory. Please try to increase --mem-fraction-static. "
+                f"Current value: mem_fraction_static={server.fields['mem_fraction_static']}"
+            )
+            raise Failure("RuntimeError", message, "load pool")
+        self.capacity = min(capacity, int(server.fields["max_total_tokens"] or capacity))
+        graph_room = server.gpu - static - 1
+        self.stats["memory_usage"] = {
+            "weight": round(sum(weights), 2),
+            "kvcache": round(self.capacity * sum(per_token) / GIB, 2),
+            "token_capacity": self.capacity,
+            "graph": 0.0,
+        }
+        for index, model in enumerate(models):
+            share = (0.9, 0.1)[index] if draft else 1.0
+            free = self.load_weights(model, weights[index], free, share)
+            free = self.make_pool(model, self.capacity * per_token[index] / GIB, free, share)
+            if server.graph_sizes:
+                used = self.capture(index == 1, graph_room, free, share)
+                graph_room, free = graph_room - used, free - used
+                self.stats["memory_usage"]["graph"] = round(self.stats["memory_usage"]["graph"] + used, 2)
+        if draft:
+            if server.block_mismatch:
+                self.log(
+                    "DFLASH block size mismatch: using speculative_num_draft_tokens={} but draft config "
+                    "block_size={}.".format(*server.block_mismatch)
+                )
+            self.log(
+                "Initialized DFLASH draft runner. attention_backend={}, model={}, block_size={}, "
+                "draft_window_size=None, compact_cache=False".format(
+                    server.fields["speculative_draft_attention_backend"]
+                    or server.fields["attention_backend"],
+                    draft.architecture,
+                    server.block,
+                )
+            )
+        self.log(
+            "max_total_num_tokens={}, chunked_prefill_size={}, max_prefill_tokens={}, "
+            "max_running_requests={}, context_len={}, available_gpu_mem={:.2f} GB".format(
+                self.capacity,
+                server.fields["chunked_prefill_size"],
+                server.fields["max_prefill_tokens"],
+                self.max_running,
+                server.context,
+                free,
+            )
+        )
+        self.stats.update(max_total_num_tokens=self.capacity, max_running=self.max_running)
+
+    @property
+    def max_running(self) -> int:
+        return int(self.server.fields["max_running_requests"] or 2048)
+
+    def load_weights(self, model: Checkpoint, size: float, free: float, share: float) -> float:
+        started = time.monotonic()
+        self.log("Init torch distributed begin.", every=True)
+        self.log("Init torch distributed ends. elapsed=0.01 s, mem usage=0.00 GB", every=True)
+        self.log(f"Load weight begin. avail mem={free:.2f} GB", every=True)
+        for shard in range(model.shards + 1):
+            spent = time.monotonic() - started
+            rate = f"{shard / spent:5.2f}it/s" if shard else "?it/s"
+            left = "?" if not shard else clock(spent / shard * (model.shards - shard))
+            write(
+                2,
+                "{}{}: {:3.0f}% Completed | {}/{} [{}<{}, {}]\n".format(
+                    "\n" if not shard else "\r", LOAD_BAR, 100 * shard / model.shards, shard, model.shards,
+                    clock(spent), left, rate,
+                ),
+            )  # fmt: skip
+            if shard < model.shards:
+                self.phase("weights", share / model.shards)
+        self.log(
+            f"Load weight end. elapsed={time.monotonic() - started:.2f} s, type={model.architecture}, "
+            f"avail mem={free - size:.2f} GB, mem usage={size:.2f} GB.",
+            every=True,
+        )
+        return free - size
+
+    def make_pool(self, model: Checkpoint, size: float, free: float, share: float) -> float:
+        self.phase("kv", share)
+        self.log("Using KV cache dtype: torch.bfloat16")
+        sizes = (
+            f"KV size: {size:.2f} GB"
+            if model.mla
+            else f"K size: {size / 2:.2f} GB, V size: {size / 2:.2f} GB"
+        )
+        self.log(f"KV Cache is allocated. #tokens: {self.capacity}, {sizes}", every=True)
+        self.log(f"Memory pool end. avail mem={free - size:.2f} GB", every=True)
+        return free - size
+
+    def capture(self, draft_worker: bool, room: float, free: float, share: float) -> float:
+        """Make the graph buffers of one worker; the GiB they take."""
+        server, started = self.server, time.monotonic()
+        sizes, width = server.graph_sizes, server.tokens_per_request(draft_worker)
+        self.log(
+            f"Capture cuda graph begin. This can take up to several minutes. avail mem={free:.2f} GB",
+            every=True,
+        )
+        self.log(f"Capture cuda graph bs {sizes}")
+        need = sizes[-1] * width * (4 * server.vocabulary + 9 * server.context) / GIB
+        if need > room:
+            message = (
+                f"CUDA out of memory. Tried to allocate {need:.2f} GiB. GPU 0 has a total capacity of "
+                f"{server.gpu:.2f} GiB of which {max(room, 0):.2f} GiB is free. Of the allocated memory "
+                f"{server.gpu - free:.2f} GiB is allocated by PyTorch."
+            )
+            cause = Failure("torch.OutOfMemoryError", message, "capture")
+            text = server.runtime.text("srt/model_executor/cuda_graph_runner.py")
+            found = re.search(r"^CUDA_GRAPH_CAPTURE_FAILED_MSG = (\(.*?^\))", text, re.M | re.S)
+            advice = ast.literal_eval(found.group(1)) if found else ""
+            raise Failure(
+                "Exception", f"Capture cuda graph failed: {message}\n{advice}", "load graphs", cause
+            )
+        self.phase("graphs", share)
+        self.buffers.append(GraphBuffers(sizes[-1], width))
+        self.log(
+            f"Capture cuda graph end. Time elapsed: {time.monotonic() - started:.2f} s. "
+            f"mem usage={need:.2f} GB. avail mem={free - need:.2f} GB.",
+            every=True,
+        )
+        return need
+
+    # serving
+
+    def step(self) -> None:
+        """Take what has arrived, then run one prefill or one decode step."""
+        busy = bool(self.waiting or self.running)
+        patience = 0 if busy else max(0.0, min(60.0, self.crash_at - time.monotonic()))
+        while self.link.poll(patience):
+            self.receive(*self.link.recv())
+            busy, patience = True, 0
+        if time.monotonic() >= self.crash_at:
+            message = "CUDA error: an illegal memory access was encountered"
+            raise Failure("torch.AcceleratorError", message, "serve forward replay")
+        if self.waiting and len(self.running) < self.max_running:
+            self.prefill()
+        elif self.running:
+            self.decode()
+
+    def receive(self, kind: str, body: Any) -> None:
+        if kind == "generate":
+            self.waiting += [self.plan(**request) for request in body]
+        elif kind == "abort":
+            self.running = [request for request in self.running if request.rid != body]
+            self.waiting = [request for request in self.waiting if request.rid != body]
+        elif kind == "state":
+            self.link.send(("state", (body, self.stats)))
+        elif kind == "flush":
+            self.prompts.clear()
+            self.totals = [0, 0]
+            self.stats.pop("avg_spec_accept_length", None)
+        elif kind == "ready" and os.environ.get("LAB_CRASH_AFTER_S"):
+            self.crash_at = time.monotonic() + env("LAB_CRASH_AFTER_S", 0)
+
+    def plan(
+        self, rid: str, text: str, prompt: list[str], limit: int | None, ignore_eos: bool, stop: list[str]
+    ) -> Request:
+        answer = "!" * 4096 if os.environ.get("LAB_GARBAGE") else compose(text)
+        cut, word = min(((answer.find(w), w) for w in stop if w and w in answer), default=(len(answer), ""))
+        pieces = pieces_of(answer[:cut]) if answer.strip("!") else list(answer[:cut])
+        finish: dict[str, Any] = {"type": "stop", "matched": word or EOS_ID}
+        if not word:
+            pieces = [*pieces, ""]
+        limit = self.server.context - len(prompt) if limit is None else limit
+        if ignore_eos:
+            pieces = list(islice(cycle(pieces), limit))
+        if len(pieces) >= limit and not (len(pieces) == limit and not ignore_eos):
+            pieces, finish = pieces[:limit], {"type": "length", "length": limit}
+        return Request(rid, prompt, pieces, finish)
+
+    def cached_tokens(self, prompt: list[str]) -> int:
+        best = 0
+        for known in self.prompts:
+            same = next((i for i, (a, b) in enumerate(zip(known, prompt)) if a != b), None)  # noqa: B905
+            best = max(best, min(len(known), len(prompt)) if same is None else same)
+        return min(best, len(prompt) - 1)
+
+    def usage(self) -> tuple[int, float]:
+        used = sum(len(request.prompt) + request.done for request in self.running)
+        return used, used / self.capacity
+
+    def prefill(self) -> None:
+        batch = self.waiting[: self.max_running - len(self.running)]
+        del self.waiting[: len(batch)]
+        if self.first:
+            self.phase("warmup", 1.0)
+            self.first = False
+        for request in batch:
+            request.cached = self.cached_tokens(request.prompt)
+        cached = sum(request.cached for request in batch)
+        new = sum(len(request.prompt) for request in batch) - cached
+        now = time.monotonic()
+        graph = bool(self.server.graph_sizes) and not self.server.algorithm
+        self.log(
+            f"Prefill batch, #new-seq: {len(batch)}, #new-token: {new}, #cached-token: {cached}, "
+            f"token usage: {self.usage()[1]:.2f}, #running-req: {len(self.running)}, "
+            f"#queue-req: {len(self.waiting)}, #pending-token: 0, cuda graph: {graph}, "
+            f"input throughput (token/s): {new / max(1e-3, now - self.last_prefill):.2f}"
+        )
+        self.last_prefill = now
+        if cached and os.environ.get("LAB_CRASH_ON_PREFIX_HIT"):
+            message = (
+                "out of resource: shared memory, Required: 106496, Hardware limit: 101376. "
+                "Reducing block sizes or `num_stages` may help."
+            )
+            stacks = "serve prefill forward extend" if self.server.algorithm else "serve forward extend"
+            raise Failure("triton.runtime.errors.OutOfResources", message, stacks)
+        for request in batch:
+            if len(request.prompt) > 1:
+                self.prompts = [*self.prompts[-63:], request.prompt]
+            self.emit(request, 1)
+        self.running += [request for request in batch if request.done < len(request.plan)]
+
+    def tree(self, request: Request, width: int) -> array[int]:
+        """Token ids of a verify step: the last token, then the drafted nodes."""
+        return array("q", (zlib.crc32(b"%d %d" % (request.done, i)) % EOS_ID for i in range(width)))
+
+    def accepted(self, request: Request) -> int:
+        """How many drafted tokens hold: a walk that goes a level deeper with a chance that grows with the tree."""
+        hold = min(0.9, 0.45 + 0.04 * math.log2(self.server.verify_tokens))
+        depth = 0
+        while depth < self.server.block - 1 and chance(request.prompt, request.done, depth) < hold:
+            depth += 1
+        return depth
+
+    def decode(self) -> None:
+        server, batch, interval = self.server, self.running, self.interval
+        graph = bool(server.graph_sizes) and len(batch) <= server.graph_sizes[-1]
+        if graph:
+            widths = [server.verify_tokens, server.block]
+            for buffers, width in reversed(list(zip(self.buffers, widths))):  # noqa: B905
+                tokens = array("q")
+                for request in batch:
+                    tokens += self.tree(request, width)
+                buffers.populate(len(batch), tokens)
+        drafts = [self.accepted(request) for request in batch]
+        if server.algorithm and not self.verified:
+            self.log(f"DFLASH verify completed. num_accepted_drafts_per_req={drafts}")
+            self.verified = True
+        self.pause_step(max(drafts) + 1)
+        for request, count in zip(batch, drafts):  # noqa: B905
+            request.verifies += bool(server.algorithm)
+            self.emit(request, count + 1)
+        self.running = [request for request in batch if request.done < len(request.plan)]
+        interval.steps += 1
+        interval.verifies += len(batch)
+        interval.accepted += sum(drafts)
+        interval.tokens += sum(drafts) + len(batch)
+        if interval.steps >= int(server.fields["decode_log_interval"]):
+            self.report(len(batch), graph)
+
+    def pause_step(self, tokens: int) -> None:
+        until = time.monotonic() + tokens / self.rate
+        while time.monotonic() < until:
+            time.sleep(max(0.0, until - time.monotonic()))
+
+    def report(self, running: int, graph: bool) -> None:
+        """The decode line, and the figures that move only with it."""
+        last, self.interval = self.interval, Interval()
+        used, share = self.usage()
+        throughput = last.tokens / max(1e-3, time.monotonic() - last.started)
+        length, rate, spec = 0.0, 0.0, ""
+        if self.server.algorithm:
+            self.totals = [self.totals[0] + last.tokens, self.totals[1] + last.verifies]
+            length = last.tokens / last.verifies
+            rate = last.accepted / (last.verifies * max(1, self.server.block - 1))
+            spec = f"accept len: {length:.2f}, accept rate: {rate:.2f}, "
+            self.stats["avg_spec_accept_length"] = self.totals[0] / self.totals[1]
+        self.log(
+            f"Decode batch, #running-req: {running}, #token: {used}, token usage: {share:.2f}, {spec}"
+            f"cuda graph: {graph}, gen throughput (token/s): {throughput:.2f}, #queue-req: {len(self.waiting)}"
+        )
+        self.stats.update(
+            gen_throughput=throughput, spec_accept_length=length, spec_accept_rate=rate,
+            num_running_reqs=running, num_used_tokens=used, token_usage=share, is_cuda_graph=float(graph),
+        )  # fmt: skip
+        self.link.send(("stats", self.stats))
+
+    def emit(self, request: Request, count: int) -> None:
+        new = request.plan[request.done : request.done + count]
+        request.done += len(new)
+        finished = request.done >= len(request.plan)
+        chunk = {
+            "rid": request.rid,
+            "text": "".join(new),
+            "ids": [EOS_ID if not p else zlib.crc32(p.encode()) % self.server.vocabulary for p in new],
+            "finish": request.finish if finished else None,
+            "done": request.done,
+            "cached": request.cached,
+            "spec": request.spec_meta(self.server.block) if finished else {},
+        }
+        self.link.send(("chunk", chunk))
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+# --- the main process: requests ----------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """A request answered with 400."""
+
+
+class Frontend:
+    """Takes requests to the scheduler and the answers back (sglang's tokenizer manager)."""
+
+    def __init__(self, server: Server, link: Connection, pid: int) -> None:
+        self.server, self.link, self.pid = server, link, pid
+        self.lock = threading.Lock()
+        self.inflight: dict[str, queue.Queue[Any]] = {}
+        self.ready = False
+        self.draining = False
+        self.stats: dict[str, Any] = {}
+        self.counts = {"prompt": 0, "generation": 0, "requests": 0, "cached": 0}
+
+    def send(self, kind: str, body: Any = None) -> None:
+        with self.lock:
+            self.link.send((kind, body))
+
+    def receive_for_ever(self) -> None:
+        """Hand answers to those who wait for them; ends when the scheduler does."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                kind, body = self.link.recv()
+                if kind == "stats":
+                    self.stats = body
+                    continue
+                rid, answer = (body["rid"], body) if kind == "chunk" else body
+                waiting = self.inflight.get(rid)
+                if waiting is not None:
+                    waiting.put(answer)
+
+    def state(self) -> dict[str, Any]:
+        """The scheduler's figures, asked for now; waits as long as the scheduler does not answer."""
+        rid = uuid.uuid4().hex
+        answer: queue.Queue[Any] = queue.Queue()
+        self.inflight[rid] = answer
+        try:
+            self.send("state", rid)
+            return dict(answer.get())
+        finally:
+            self.inflight.pop(rid, None)
+
+    def check(self, prompt: list[str], params: dict[str, Any], rid: str) -> None:
+        """Refuse what sglang refuses. As in 0.5.11 the id of a refused request is never forgotten."""
+        server, limit = self.server, params.get("max_new_tokens")
+        self.inflight[rid] = queue.Queue()
+        if len(prompt) >= server.context:
+            raise Refused(
+                f"The input ({len(prompt)} tokens) is longer than the model's context length "
+                f"({server.context} tokens)."
+            )
+        if limit is not None and len(prompt) + limit > server.context:
+            raise Refused(
+                f"Requested token count exceeds the model's maximum context length of {server.context} "
+                f"tokens. You requested a total of {len(prompt) + limit} tokens: {len(prompt)} tokens from "
+                f"the input messages and {limit} tokens for the completion. Please reduce the number of "
+                "tokens in the input messages or the completion to fit within the limit."
+            )
+        if float(params.get("temperature") or 0) < 0:
+            raise Refused(f"temperature must be non-negative, got {float(params['temperature'])}.")
+        if limit is not None and limit < 0:
+            raise Refused(f"max_new_tokens must be at least 0, got {limit}.")
+
+    def generate(
+        self, jobs: list[tuple[str, list[str], dict[str, Any]]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Run (text, prompt tokens, sampling parameters) as one batch; yields (index, chunk) as they come."""
+        rids = [uuid.uuid4().hex for _ in jobs]
+        answers: queue.Queue[Any] = queue.Queue()
+        batch: list[dict[str, Any]] = []
+        done: set[str] = set()
+        for rid, (text, prompt, params) in zip(rids, jobs):  # noqa: B905
+            self.check(prompt, params, rid)
+            self.inflight[rid] = answers
+            stop = params.get("stop") or []
+            batch.append(
+                {
+                    "rid": rid,
+                    "text": text,
+                    "prompt": prompt,
+                    "limit": params.get("max_new_tokens"),
+                    "ignore_eos": bool(params.get("ignore_eos")),
+                    "stop": [stop] if isinstance(stop, str) else stop,
+                }
+            )
+        try:
+            self.send("generate", batch)
+            while len(done) < len(jobs):
+                chunk = answers.get()
+                if chunk["finish"]:
+                    done.add(chunk["rid"])
+                    self.inflight.pop(chunk["rid"], None)
+                    self.counts["requests"] += 1
+                    self.counts["generation"] += chunk["done"]
+                    self.counts["cached"] += chunk["cached"]
+                    self.counts["prompt"] += len(jobs[rids.index(chunk["rid"])][1])
+                yield rids.index(chunk["rid"]), chunk
+        finally:
+            for rid in set(rids) - done:
+                self.inflight.pop(rid, None)
+                self.send("abort", rid)
+
+    def healthy(self) -> bool:
+        """Generate one token, as both health endpoints do, and see whether it comes."""
+        if self.draining:
+            log("Health check request received during shutdown. Returning 503.")
+        if self.draining or not self.ready:
+            return False
+        started, patience = time.time(), env("SGLANG_HEALTH_CHECK_TIMEOUT", 20)
+        rid = f"HEALTH_CHECK_{started}"
+        answer: queue.Queue[Any] = queue.Queue()
+        self.inflight[rid] = answer
+        job = {"rid": rid, "text": "", "prompt": ["!"], "limit": 1, "ignore_eos": False, "stop": []}
+        self.send("generate", [job])
+        try:
+            answer.get(timeout=patience)
+        except queue.Empty:
+            tic = time.strftime("%H:%M:%S", time.localtime(started))
+            log(
+                "Health check failed. Server couldn't get a response from detokenizer for last "
+                f"{patience:.0f} seconds. tic start time: {tic}. last_heartbeat time: {tic}"
+            )
+            return False
+        finally:
+            self.inflight.pop(rid, None)
+        time.sleep(max(0.0, started + env("LAB_HEALTH_POLL", 0.1) - time.time()))
+        return True
+
+
+# --- the main process: HTTP --------------------------------------------------------------------------------
+
+
+class HttpServer(socketserver.ThreadingTCPServer):
+    """A plain threading server; unlike ``http.server.HTTPServer`` it never asks the DNS for its own name."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+    frontend: Frontend
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            log("Exception in ASGI application\n" + traceback.format_exc())
+
+
+def compact(body: Any) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """sglang's endpoints. Bodies, status codes and headers follow answers recorded from sglang 0.5.11."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: HttpServer
+    ROUTES: ClassVar[dict[str, tuple[str, str]]] = {
+        "/health": ("GET", "health"),
+        "/health_generate": ("GET", "health"),
+        "/v1/models": ("GET", "models"),
+        "/model_info": ("GET", "model_info"),
+        "/get_model_info": ("GET", "model_info"),
+        "/server_info": ("GET", "server_info"),
+        "/get_server_info": ("GET", "server_info"),
+        "/metrics": ("GET", "metrics"),
+        "/flush_cache": ("GET POST", "flush_cache"),
+        "/generate": ("POST", "generate"),
+        "/v1/chat/completions": ("POST", "chat"),
+        "/v1/completions": ("POST", "completions"),
+    }
+
+    @property
+    def front(self) -> Frontend:
+        return self.server.frontend
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self.front.server.fields
+
+    def do_GET(self) -> None:
+        self.route("GET")
+
+    def do_POST(self) -> None:
+        self.route("POST")
+
+    def route(self, method: str) -> None:
+        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        path = self.path.split("?")[0]
+        methods, name = self.ROUTES.get(path, ("", ""))
+        if path.startswith("/v1/models/"):
+            methods, name = "GET", "model"
+        if path == "/metrics" and not self.fields["enable_metrics"]:
+            name = ""
+        key = self.fields["api_key"]
+        is_open = path.startswith(("/health", "/metrics"))
+        if key and not is_open and self.headers.get("authorization") != f"Bearer {key}":
+            self.reply(401, {"error": "Unauthorized"})
+        elif not name:
+            self.reply(404, {"detail": "Not Found"})
+        elif method not in methods.split():
+            self.reply(405, {"detail": "Method Not Allowed"}, allow=methods.replace(" ", ", "))
+        else:
+            getattr(self, "serve_" + name)(raw)
+
+    # answers
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in {"date": self.date_time_string(), "server": "uvicorn", **headers}.items():
+            self.send_header(name, value)
+        self.send_header("x-lab-engine", NOTICE)
+        self.end_headers()
+        host, port = self.client_address[:2]
+        reason = self.responses[status][0]
+        log(f'INFO:     {host}:{port} - "{self.command} {self.path} HTTP/1.1" {status} {reason}', stream=1)
+
+    def reply(self, status: int, body: Any, kind: str = "application/json", **headers: str) -> None:
+        data = body.encode() if isinstance(body, str) else compact(body)
+        headers.update({"content-length": str(len(data))}, **({"content-type": kind} if kind else {}))
+        self.head(status, {**headers, "vary": "Origin"})
+        self.wfile.write(data)
+
+    def refuse(self, message: str, kind: str = "BadRequestError") -> None:
+        body = {"object": "error", "message": message, "type": kind, "param": None, "code": 400}
+        self.reply(400, body)
+
+    def stream(self, events: Iterator[Any]) -> None:
+        first = next(events)
+        self.head(
+            200,
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "vary": "Origin",
+                "Transfer-Encoding": "chunked",
+            },
+        )
+        for event in self._with_first(first, events):
+            data = b"data: " + compact(event) + b"\n\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    @staticmethod
+    def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+        yield first
+        yield from rest
+
+    # plain endpoints
+
+    def serve_health(self, _raw: bytes) -> None:
+        self.reply(200 if self.front.healthy() else 503, "", kind="")
+
+    def card(self) -> dict[str, Any]:
+        name = self.fields["served_model_name"]
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "sglang",
+            "root": name,
+            "parent": None,
+            "max_model_len": self.front.server.context,
+        }
+
+    def serve_models(self, _raw: bytes) -> None:
+        self.reply(200, {"object": "list", "data": [self.card()]})
+
+    def serve_model(self, _raw: bytes) -> None:
+        name = self.path.split("?")[0][len("/v1/models/") :]
+        if name == self.fields["served_model_name"]:
+            self.reply(200, self.card())
+            return
+        error = {"message": f"The model '{name}' does not exist", "type": "invalid_request_error"}
+        self.reply(404, {"error": {**error, "param": "model", "code": "model_not_found"}})
+
+    def serve_model_info(self, _raw: bytes) -> None:
+        if self.path.startswith("/get_"):
+            log(
+                "Endpoint '/get_model_info' is deprecated and will be removed in a future version. Please use '/model_info' instead."
+            )
+        model = self.front.server.model
+        self.reply(
+            200,
+            {
+                "model_path": model.path,
+                "tokenizer_path": self.fields["tokenizer_path"],
+                "is_generation": True,
+                "preferred_sampling_params": self.fields["preferred_sampling_params"],
+                "weight_version": self.fields["weight_version"],
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": model.config.get("model_type", "unknown"),
+                "architectures": model.config.get("architectures", []),
+            },
+        )
+
+    def serve_server_info(self, _raw: bytes) -> None:
+        if self.path.startswith("/get_"):
+            log(
+                "Endpoint '/get_server_info' is deprecated and will be removed in a future version. Please use '/server_info' instead."
+            )
+        stats, server = self.front.state(), self.front.server
+        backend = self.fields["attention_backend"]
+        inner = {
+            **self.fields,
+            "pp_max_micro_batch_size": stats["max_running"],
+            "decode_attention_backend": backend,
+            "prefill_attention_backend": backend,
+            "enable_grpc": False,
+            "grpc_port": int(self.fields["port"]) + 10000,
+            "_quantization_explicitly_unset": False,
+            "use_mla_backend": server.model.mla,
+            "_mx_config_cache": {},
+            "last_gen_throughput": stats["gen_throughput"],
+            "memory_usage": stats["memory_usage"],
+            "effective_max_running_requests_per_dp": stats["max_running"],
+        }
+        if "avg_spec_accept_length" in stats:
+            inner["avg_spec_accept_length"] = stats["avg_spec_accept_length"]
+        self.reply(
+            200,
+            {
+                **self.fields,
+                "status": "ready",
+                "max_total_num_tokens": stats["max_total_num_tokens"],
+                "max_req_input_len": server.context - 6,
+                "internal_states": [inner],
+                "version": server.runtime.version,
+                "lab_engine": NOTICE,
+            },
+        )
+
+    def serve_flush_cache(self, _raw: bytes) -> None:
+        self.front.send("flush")
+        self.reply(
+            200,
+            "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting "
+            "requests, the operation will not be performed.)\n",
+            kind="",
+        )
+
+    def serve_metrics(self, _raw: bytes) -> None:
+        front, stats = self.front, self.front.stats
+        name = f'engine_type="unified",model_name="{self.fields["served_model_name"]}"'
+        rank = name + ',moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+        counts = front.counts
+        counters = {
+            "prompt_tokens_total": counts["prompt"],
+            "generation_tokens_total": counts["generation"],
+            "num_requests_total": counts["requests"],
+        }
+        gauges = ["num_running_reqs", "num_used_tokens", "token_usage", "gen_throughput"]
+        gauges += ["spec_accept_length", "spec_accept_rate", "is_cuda_graph", "max_total_num_tokens"]
+        lines = []
+        for metric, value in counters.items():
+            family = metric[: -len("_total")]
+            lines += [f"# HELP sglang:{metric} {family}.", f"# TYPE sglang:{metric} counter"]
+            lines += [f"sglang:{metric}{{{name}}} {float(value)}"]
+        for metric in gauges:
+            lines += [f"# HELP sglang:{metric} {metric}.", f"# TYPE sglang:{metric} gauge"]
+            lines += [f"sglang:{metric}{{{rank}}} {float(stats.get(metric, 0.0))}"]
+        kind = "text/plain; version=1.0.0; charset=utf-8"
+        self.reply(200, "\n".join(lines) + "\n", kind=kind)
+
+    # generation
+
+    def unsupported(self, logprobs: Any, grammar: Any) -> str:
+        kind = "DFLASH speculative decoding" if self.front.server.algorithm else "The lab engine"
+        if logprobs:
+            return f"{kind} does not support return_logprob yet."
+        if grammar and self.fields["grammar_backend"] == "none" and not self.front.server.algorithm:
+            return (
+                "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when "
+                "the server is launched with --grammar-backend none"
+            )
+        return f"{kind} does not support grammar-constrained decoding yet." if grammar else ""
+
+    def invalid(self, error: dict[str, Any], function: str) -> None:
+        """Refuse a body that does not fit sglang's request model, in the words of its validation."""
+        path = "srt/entrypoints/http_server.py"
+        runtime = self.front.server.runtime
+        where = ""
+        if function:
+            where = (
+                f'\n\n  File "{runtime.package / path}", line {runtime.locate(path, function) - 1}, '
+                f"in {function}\n    POST {self.path}"
+            )
+        self.refuse(f"1 validation error:\n  {error}{where} [{error}]", "Bad Request")
+
+    def body(
+        self, raw: bytes, function: str, required: str, integers: tuple[str, ...]
+    ) -> dict[str, Any] | None:
+        """The JSON body, or None after it was refused."""
+        if self.headers.get("content-type", "").split(";")[0] != "application/json":
+            message = "Unsupported Media Type: Only 'application/json' is allowed"
+            self.invalid({"loc": ["header", "content-type"], "msg": message, "type": "value_error"}, "")
+            return None
+        try:
+            body = json.loads(raw)
+        except ValueError as error:
+            at = getattr(error, "pos", 0)
+            self.invalid(
+                {
+                    "type": "json_invalid",
+                    "loc": ("body", at),
+                    "msg": "JSON decode error",
+                    "input": {},
+                    "ctx": {"error": getattr(error, "msg", str(error))},
+                },
+                function,
+            )
+            return None
+        if not isinstance(body, dict) or (required and required not in body):
+            self.invalid(
+                {"type": "missing", "loc": ("body", required), "msg": "Field required", "input": body},
+                function,
+            )
+            return None
+        for name in integers:
+            try:
+                body[name] = None if body.get(name) is None else int(body[name])
+            except (TypeError, ValueError):
+                message = "Input should be a valid integer, unable to parse string as an integer"
+                self.invalid(
+                    {"type": "int_parsing", "loc": ("body", name), "msg": message, "input": body[name]},
+                    function,
+                )
+                return None
+        return body
+
+    def serve_generate(self, raw: bytes) -> None:
+        body = self.body(raw, "generate_request", "", ())
+        if body is None:
+            return
+        received = time.time()
+        given = body.get("text") if body.get("text") is not None else body.get("input_ids")
+        try:
+            if given is None:
+                raise Refused("Either text, input_ids or input_embeds should be provided.")
+            many = isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
+            params = {"max_new_tokens": 128, **(body.get("sampling_params") or {})}
+            grammar = [params.get(key) for key in ("json_schema", "regex", "ebnf") if params.get(key)]
+            refusal = self.unsupported(body.get("return_logprob"), grammar)
+            if refusal:
+                raise Refused(refusal)
+            jobs = []
+            for item in given if many else [given]:
+                prompt = pieces_of(item) if isinstance(item, str) else [str(token) for token in item]
+                jobs.append((item if isinstance(item, str) else "".join(prompt), prompt or ["!"], params))
+            answers = self.accumulate(jobs, received)
+            if body.get("stream"):
+                self.stream(answer for _, answer in answers)
+                return
+            results = dict(answers)
+        except Refused as refusal_:
+            log(f"[http_server] Error: {refusal_}")
+            self.reply(400, {"error": {"message": str(refusal_)}})
+            return
+        self.reply(200, [results[index] for index in range(len(jobs))] if many else results[0])
+
+    def accumulate(
+        self, jobs: list[tuple[str, list[str], dict[str, Any]]], received: float
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """``/generate`` answers so far, one for each chunk."""
+        texts = [""] * len(jobs)
+        ids: list[list[int]] = [[] for _ in jobs]
+        dispatched = time.time()
+        for index, chunk in self.front.generate(jobs):
+            texts[index] += chunk["text"]
+            ids[index] += chunk["ids"]
+            meta = {
+                "id": chunk["rid"],
+                "finish_reason": chunk["finish"],
+                "prompt_tokens": len(jobs[index][1]),
+                "weight_version": self.fields["weight_version"],
+                "total_retractions": 0,
+                "queue_time": 0.0,
+                "prefill_waiting_latency": None,
+                "prefill_launch_latency": None,
+                "reasoning_tokens": 0,
+                "completion_tokens": chunk["done"],
+                "cached_tokens": chunk["cached"],
+                "cached_tokens_details": {"device": chunk["cached"], "host": 0} if chunk["cached"] else None,
+                "dp_rank": None,
+            }
+            if chunk["finish"]:
+                now = time.time()
+                meta.update({"e2e_latency": now - received}, **chunk["spec"])
+                if self.fields["enable_metrics"]:
+                    meta.update(
+                        request_received_ts=received,
+                        api_server_dispatch_finish_ts=dispatched,
+                        request_finished_ts=now,
+                        inference_time=now - dispatched,
+                        decode_throughput=chunk["done"] / max(1e-6, now - dispatched),
+                    )
+                meta["response_sent_to_client_ts"] = now
+            yield index, {"text": texts[index], "output_ids": list(ids[index]), "meta_info": meta}
+
+    def serve_chat(self, raw: bytes) -> None:
+        body = self.body(
+            raw, "openai_v1_chat_completions", "messages", ("max_tokens", "max_completion_tokens", "n")
+        )
+        if body is None:
+            return
+        if not body["messages"]:
+            self.refuse("Messages cannot be empty.")
+            return
+        asked, prompt = "", []
+        for message in body["messages"]:
+            content = message.get("content") or ""
+            if not isinstance(content, str):
+                content = " ".join(part.get("text", "") for part in content if isinstance(part, dict))
+            asked = content if message.get("role") == "user" else asked
+            prompt += [
+                "<|im_start|>",
+                str(message.get("role")),
+                "\n",
+                *pieces_of(content),
+                "<|im_end|>",
+                "\n",
+            ]
+        prompt += ["<|im_start|>", "assistant", "\n"]
+        limit = body["max_completion_tokens"] if body["max_tokens"] is None else body["max_tokens"]
+        grammar = (body.get("response_format") or {}).get("type", "text") != "text"
+        self.openai(
+            body, "chat.completion", asked, prompt, limit, self.unsupported(body.get("logprobs"), grammar)
+        )
+
+    def serve_completions(self, raw: bytes) -> None:
+        body = self.body(raw, "openai_v1_completions", "prompt", ("max_tokens", "n"))
+        if body is None:
+            return
+        text = body["prompt"] if isinstance(body["prompt"], str) else " ".join(map(str, body["prompt"]))
+        limit = 16 if body["max_tokens"] is None else body["max_tokens"]
+        refusal = self.unsupported(body.get("logprobs"), False)
+        self.openai(body, "text_completion", text, pieces_of(text) or ["!"], limit, refusal)
+
+    def openai(
+        self, body: dict[str, Any], kind: str, text: str, prompt: list[str], limit: int | None, refusal: str
+    ) -> None:
+        """Run one OpenAI request and answer it whole or as a stream."""
+        params = {key: body.get(key) for key in ("temperature", "ignore_eos", "stop")}
+        chunks = (c for _, c in self.front.generate([(text, prompt, {**params, "max_new_tokens": limit})]))
+        head = {"created": int(time.time()), "model": body.get("model") or "default"}
+        try:
+            if refusal or (body.get("n") or 1) != 1:
+                raise Refused(refusal or "The lab engine answers n=1 only.")
+            if body.get("stream"):
+                wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+                events = self.chat_events if kind == "chat.completion" else self.completion_events
+                self.stream(events(head, prompt, chunks, wants_usage))
+                return
+            got = list(chunks)
+        except Refused as error:
+            self.refuse(str(error))
+            return
+        answer: dict[str, Any] = {"index": 0}
+        joined, last = "".join(chunk["text"] for chunk in got), got[-1]
+        if kind == "chat.completion":
+            content = joined if last["done"] else None
+            answer["message"] = {
+                "role": "assistant", "content": content, "reasoning_content": None, "tool_calls": None,
+            }  # fmt: skip
+        else:
+            answer["text"] = joined
+        answer.update(
+            logprobs=None, finish_reason=last["finish"]["type"], matched_stop=last["finish"].get("matched")
+        )
+        self.reply(
+            200,
+            {
+                "id": last["rid"],
+                "object": kind,
+                **head,
+                "choices": [answer],
+                "usage": usage(prompt, last),
+                "metadata": {"weight_version": self.fields["weight_version"]},
+            },
+        )
+
+    @staticmethod
+    def chat_events(
+        head: dict[str, Any], prompt: list[str], chunks: Iterator[dict[str, Any]], wants_usage: bool
+    ) -> Iterator[dict[str, Any]]:
+        def event(chunk: dict[str, Any], finish: dict[str, Any], **delta: str) -> dict[str, Any]:
+            choice = {
+                "index": 0,
+                "delta": {"reasoning_content": None, **delta},
+                "logprobs": None,
+                "finish_reason": finish.get("type"),
+                "matched_stop": finish.get("matched"),
+            }
+            return {"id": chunk["rid"], "object": "chat.completion.chunk", **head, "choices": [choice]}
+
+        chunk: dict[str, Any] = {}
+        for chunk in chunks:
+            if chunk["done"] <= len(chunk["ids"]):
+                yield event(chunk, {}, role="assistant", content="")
+            if chunk["text"]:
+                yield event(chunk, {}, content=chunk["text"])
+        yield event(chunk, chunk["finish"])
+        if wants_usage:
+            yield {
+                "id": chunk["rid"],
+                "object": "chat.completion.chunk",
+                **head,
+                "choices": [],
+                "usage": usage(prompt, chunk),
+            }
+
+    @staticmethod
+    def completion_events(
+        head: dict[str, Any], prompt: list[str], chunks: Iterator[dict[str, Any]], wants_usage: bool
+    ) -> Iterator[dict[str, Any]]:
+        chunk: dict[str, Any] = {}
+        for chunk in chunks:
+            finish = chunk["finish"] or {}
+            choice = {
+                "index": 0,
+                "text": chunk["text"],
+                "logprobs": None,
+                "finish_reason": finish.get("type"),
+                "matched_stop": finish.get("matched"),
+            }
+            yield {
+                "id": chunk["rid"],
+                "object": "text_completion",
+                **head,
+                "choices": [choice],
+                "usage": None,
+            }
+        if wants_usage:
+            yield {
+                "id": chunk["rid"],
+                "object": "text_completion",
+                **head,
+                "choices": [],
+                "usage": usage(prompt, chunk),
+            }
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Access lines are written in :meth:`head`."""
+
+
+def usage(prompt: list[str], last: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt_tokens": len(prompt),
+        "total_tokens": len(prompt) + last["done"],
+        "completion_tokens": last["done"],
+        "prompt_tokens_details": None,
+        "reasoning_tokens": 0,
+    }
+
+
+# --- the main process: life and death ----------------------------------------------------------------------
+
+
+class Launcher:
+    """Starts the scheduler and the HTTP server, warms up, watches, and ends as sglang ends."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.child = 0
+        self.loading = True
+        self.interrupted = threading.Event()
+        self.exit_status = 0
+
+    def kill_tree(self) -> NoReturn:
+        """sglang ends itself, and everything it started, with SIGKILL."""
+        for pid in (self.child, os.getpid()):
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        raise SystemExit(1)
+
+    def on_sigquit(self, *_: Any) -> None:
+        if self.loading:
+            log("Received sigquit from a child process. It usually means the child failed.")
+        else:
+            log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
+        self.kill_tree()
+
+    def on_sigterm(self, *_: Any) -> None:
+        log("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
+        self.front.draining = True
+
+    def on_sigint(self, *_: Any) -> None:
+        self.interrupted.set()
+
+    def run(self) -> int:
+        """Serve until the end; the exit status, where the end is not a signal."""
+        here, there = Pipe()
+        signal.signal(signal.SIGQUIT, self.on_sigquit)
+        self.child = os.fork()
+        if not self.child:
+            here.close()
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            with contextlib.suppress(OSError):
+                Path("/proc/self/comm").write_text("sglang::schedul")
+            Scheduler(self.server, there).run()
+        there.close()
+        self.front = Frontend(self.server, here, self.child)
+        try:
+            self.front.stats = here.recv()[1]
+        except EOFError:
+            return self.died_while_loading()
+        threading.Thread(target=self.front.receive_for_ever, daemon=True).start()
+        signal.signal(signal.SIGTERM, self.on_sigterm)
+        signal.signal(signal.SIGINT, self.on_sigint)
+        self.loading = False
+        return self.serve()
+
+    def died_while_loading(self) -> int:
+        status = os.waitpid(self.child, 0)[1]
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        message = (
+            f"Rank 0 scheduler died during initialization (exit code: {code}). If exit code is -9 (SIGKILL), a "
+            "common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."
+        )
+        write(2, self.server.runtime.traceback(Failure("RuntimeError", message, "died")))
+        return 1
+
+    def serve(self) -> int:
+        host, port = str(self.server.fields["host"]), int(self.server.fields["port"])
+        log(f"INFO:     Started server process [{os.getpid()}]")
+        log("INFO:     Waiting for application startup.")
+        log("INFO:     Application startup complete.")
+        warmup = threading.Thread(target=self.warm_up, args=(host, port), daemon=True)
+        try:
+            http_server = HttpServer((host, port), Handler)
+        except OSError as error:
+            text = (
+                "address already in use" if error.errno == errno.EADDRINUSE else str(error.strerror).lower()
+            )
+            where = (host, port)
+            log(f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {where}: {text}")
+            log("INFO:     Waiting for application shutdown.")
+            warmup.start()
+            warmup.join()
+            os.kill(self.child, signal.SIGKILL)
+            return 3
+        http_server.frontend = self.front
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        log(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit)")
+        warmup.start()
+        self.watch()
+        log("INFO:     Shutting down")
+        log("INFO:     Waiting for application shutdown.")
+        log("INFO:     Application shutdown complete.")
+        log(f"INFO:     Finished server process [{os.getpid()}]")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child, signal.SIGKILL)
+        return 0
+
+    def watch(self) -> None:
+        """Until interrupted: notice a dead scheduler, and end once drained."""
+        drain_poll, polled = env("LAB_DRAIN_POLL", 1), time.monotonic()
+        forced = os.environ.get("SGL_FORCE_SHUTDOWN", "").lower() in ("1", "true")
+        while not self.interrupted.is_set():
+            time.sleep(min(0.25, drain_poll))
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                log(
+                    f"Subprocess scheduler_0 (pid={pid}) crashed with exit code {code}. "
+                    "Triggering SIGQUIT for cleanup..."
+                )
+                self.child = 0
+                self.on_sigquit()
+            if time.monotonic() - polled < drain_poll:
+                continue
+            polled = time.monotonic()
+            if self.front.draining:
+                rids = list(self.front.inflight)
+                log(
+                    f"Gracefully exiting... Remaining number of requests {len(rids)}. "
+                    f"Remaining requests remaining_rids={rids}."
+                )
+                if not rids or forced:
+                    self.kill_tree()
+
+    def request(self, host: str, port: int, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        host = "127.0.0.1" if host in ("0.0.0.0", "") else host
+        connection = http.client.HTTPConnection(host, port, timeout=600)
+        headers = {"content-type": "application/json"}
+        if self.server.fields["api_key"]:
+            headers["authorization"] = "Bearer " + self.server.fields["api_key"]
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode("utf-8", "replace")
+        finally:
+            connection.close()
+
+    def warm_up(self, host: str, port: int) -> None:
+        """Send a request to ourselves (or to whoever has the port), then declare the server ready."""
+        if not self.server.fields["skip_server_warmup"]:
+            failure = None
+            for attempt in range(int(env("LAB_WARMUP_TRIES", 120))):
+                time.sleep(1 if attempt else 0.05)
+                failure = self.attempt(host, port, "GET", "/model_info")
+                if failure is None:
+                    break
+            prompt = {
+                "text": "The capital city of France is",
+                "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+            }
+            failure = failure or self.attempt(host, port, "POST", "/generate", prompt)
+            if failure is not None:
+                text = self.server.runtime.traceback(failure)
+                log(f"Initialization failed. warmup error: {text}")
+                self.kill_tree()
+        self.front.ready = True
+        log("The server is fired up and ready to roll!")
+        self.front.send("ready")
+
+    def attempt(self, host: str, port: int, method: str, path: str, body: Any = None) -> Failure | None:
+        try:
+            status, text = self.request(host, port, method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            return Failure("requests.exceptions.ConnectionError", repr(error), "warmup")
+        message = f"res=<Response [{status}]>, res.text={text!r}"
+        return None if status == 200 else Failure("AssertionError", message, "warmup")
+
+
+def main(argv: list[str]) -> int:
+    if argv == ["--lab-version"]:
+        print(NOTICE)
+        return 0
+    runtime = Runtime.find(os.environ.get("PYTHONPATH", ""))
+    if runtime is None:
+        spec = "Error while finding module specification for 'sglang.launch_server'"
+        write(2, f"{sys.executable}: {spec} (ModuleNotFoundError: No module named 'sglang')\n")
+        return 1
+    fields = ArgumentReader(runtime.text("srt/server_args.py")).fields(argv)
+    log(NOTICE)
+    try:
+        server = Server(runtime, fields)
+    except Failure as failure:
+        write(2, runtime.traceback(failure))
+        return 1
+    for warning in server.warnings:
+        log(warning)
+    dump = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    log(f"server_args=ServerArgs({dump})")
+    return Launcher(server).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Push a tree to a host: ``rsync -a`` over ssh against ``Session.publish``, fresh and without a change. Run by hand.
+
+    python benchmarks/push.py [-i INVENTORY] [HOST] [--tree DIR] [--repeat N]
+
+Each figure is the wall-clock of a whole process (Python's start included), measured in one run on one machine, the
+two taking turns. Ours hashes every file on both sides; rsync without a change compares sizes and times only. The
+tree is listed once beforehand, as a build does. Everything is put below a temporary directory on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from ddtree_ops.remote import ConnectSpec, FileEntry, PublishResult, Session, connect, scan_tree
+
+CHILD = "--child"
+
+
+def child(path: str) -> int:
+    """What the measured process does: connect, publish, close."""
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    files: list[FileEntry] = pickle.loads(Path(job["files"]).read_bytes())
+    with connect(ConnectSpec(**job["spec"])) as session:
+        result = session.publish(
+            Path(job["tree"]),
+            files,
+            releases_dir=job["releases"],
+            digest=job["digest"],
+            manifest=job["manifest"].encode(),
+        )
+    print(json.dumps(asdict(result)))
+    return 0
+
+
+def timed(argv: list[str]) -> tuple[float, str]:
+    begin = time.perf_counter()
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+    return time.perf_counter() - begin, done.stdout.decode()
+
+
+def ssh_words(spec: ConnectSpec) -> list[str]:
+    """The ``ssh`` command that goes the same way as our session."""
+    words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+    if spec.config:
+        words += ["-F", spec.config]
+    if spec.port:
+        words += ["-p", str(spec.port)]
+    if spec.user:
+        words += ["-l", spec.user]
+    if spec.identity_file:
+        words += ["-i", str(Path(spec.identity_file).expanduser())]
+    if spec.known_hosts:
+        words += ["-o", f"UserKnownHostsFile={Path(spec.known_hosts).expanduser()}"]
+    if spec.proxy_jump:
+        words += ["-J", spec.proxy_jump]
+    if spec.address:
+        words += ["-o", f"HostName={spec.address}"]
+    return words
+
+
+def spec_of(inventory: str | None, host: str | None) -> ConnectSpec:
+    from ddtree_ops.inventory import connect_spec, load_inventory
+
+    found = load_inventory(inventory).hosts
+    name = host or next(iter(found))
+    if name not in found:
+        sys.exit(f"{name}: not in the inventory, which has {', '.join(found)}")
+    return connect_spec(found[name])
+
+
+def show(name: str, rsync: list[float], ours: list[float]) -> None:
+    first, second = statistics.median(rsync), statistics.median(ours)
+    print(f"{name:10} rsync {first:6.3f} s   ddtree-ops {second:6.3f} s   ratio {second / first:5.2f}")
+    print(f"{'':10} rsync {' '.join(f'{value:.3f}' for value in rsync)}")
+    print(f"{'':10} ours  {' '.join(f'{value:.3f}' for value in ours)}")
+
+
+def measure(spec: ConnectSpec, session: Session, tree: Path, repeat: int) -> int:
+    files = scan_tree(tree)
+    size = sum(entry.size for entry in files)
+    print(f"{spec.name}: {len(files)} files, {size / 1e6:.1f} MB from {tree}, {repeat} times each, medians")
+    manifest = json.dumps({"files": [asdict(entry) for entry in files]})
+    root = session.run(["mktemp", "-d", "/var/tmp/ddtree-push.XXXXXX"], check=True).text.strip()
+    times: dict[str, list[float]] = {"rsync fresh": [], "ours fresh": [], "rsync same": [], "ours same": []}
+    try:
+        with tempfile.TemporaryDirectory() as here:
+            listed, job = Path(here, "files"), Path(here, "job.json")
+            listed.write_bytes(pickle.dumps(list(files)))
+            for _ in range(repeat):
+                session.run(["rm", "-rf", f"{root}/rsync", f"{root}/ours"], check=True)
+                work = {
+                    "spec": asdict(spec),
+                    "files": str(listed),
+                    "tree": str(tree),
+                    "releases": f"{root}/ours/releases",
+                    "digest": "benchmark",
+                    "manifest": manifest,
+                }
+                job.write_text(json.dumps(work), encoding="utf-8")
+                rsync = ["rsync", "-a", "-e", shlex.join(ssh_words(spec)), f"{tree}/", f"{spec.name}:{root}/rsync/"]
+                ours = [sys.executable, str(Path(__file__).resolve()), CHILD, str(job)]
+                for name in ("fresh", "same"):
+                    times[f"rsync {name}"].append(timed(rsync)[0])
+                    spent, text = timed(ours)
+                    times[f"ours {name}"].append(spent)
+                    result = PublishResult(**json.loads(text))
+                    if result.created is not (name == "fresh"):
+                        sys.exit(f"unexpected result: {result}")
+    finally:
+        session.remove_tree(root, below="/var/tmp")
+    show("fresh", times["rsync fresh"], times["ours fresh"])
+    show("no change", times["rsync same"], times["ours same"])
+    return 0
+
+
+def main() -> int:
+    if sys.argv[1:2] == [CHILD]:
+        return child(sys.argv[2])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("host", nargs="?", help="host of the inventory (default: its first)")
+    parser.add_argument("-i", "--inventory", default=os.environ.get("DDTREE_OPS_INVENTORY", "lab"))
+    parser.add_argument("--spec", type=json.loads, help='instead of an inventory: JSON of a ConnectSpec, {"name": ...}')
+    parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1], help="the tree to push")
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    spec = ConnectSpec(**args.spec) if args.spec else spec_of(args.inventory, args.host)
+    with connect(spec) as session:
+        return measure(spec, session, args.tree.resolve(), args.repeat)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""What is known of the service whose log is read: from the inventory, or else from the log itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ddtree_ops.inventory.models import Target
+
+__all__ = ["ServiceFacts"]
+
+_DUMP = {
+    "tensor_parallel": ("tp_size",),
+    "algorithm": ("speculative_algorithm",),
+    "block_size": ("speculative_dflash_block_size", "speculative_num_draft_tokens"),
+    "budget": ("speculative_ddtree_budget",),
+    "topk_cap": ("speculative_ddtree_topk_cap",),
+    "attention_backend": ("attention_backend",),
+    "context_length": ("context_length",),
+    "mem_fraction_static": ("mem_fraction_static",),
+    "cuda_graph_max_bs": ("cuda_graph_max_bs",),
+    "max_running_requests": ("max_running_requests",),
+    "port": ("port",),
+    "model": ("model_path",),
+    "drafter": ("speculative_draft_model_path",),
+}
+_LIMITS = {"context_length": "context_len", "max_running_requests": "max_running_requests"}
+
+
+@dataclass(frozen=True)
+class ServiceFacts:
+    """Settings that explanations name. None is "not known".
+
+    :param block_size: tokens the drafter proposes a step, root included.
+    :param budget: tree nodes, root not included: the verify pass sends ``budget + 1`` tokens a request.
+    :param tensor_parallel: number of ranks.
+    :param context_length: tokens.
+    :param gpu: compute architecture, ``sm120``.
+    :param patched: whether the deployed runner sizes its graph for the tree (patch 0001).
+    :param learned: names of the fields that were read from the log, not given.
+    """
+
+    unit: str | None = None
+    host: str | None = None
+    algorithm: str | None = None
+    block_size: int | None = None
+    budget: int | None = None
+    topk_cap: int | None = None
+    tensor_parallel: int | None = None
+    attention_backend: str | None = None
+    context_length: int | None = None
+    mem_fraction_static: float | None = None
+    cuda_graph_max_bs: int | None = None
+    max_running_requests: int | None = None
+    gpu: str | None = None
+    port: int | None = None
+    model: str | None = None
+    drafter: str | None = None
+    runtime: str | None = None
+    patched: bool | None = None
+    learned: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def verify_tokens(self) -> int | None:
+        """Tokens a request that the verify pass sends: ``budget + 1``."""
+        return None if self.budget is None else self.budget + 1
+
+    @classmethod
+    def of(cls, target: Target, *, patched: bool | None = None) -> ServiceFacts:
+        """The facts of a service as the inventory has it."""
+        service, host = target.service, target.host
+        args = {key.lstrip("-").replace("_", "-"): value for key, value in service.args.items()}
+        speculative = service.speculative
+
+        def number(name: str) -> int | None:
+            value = args.get(name)
+            return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+        backend, fraction = args.get("attention-backend"), args.get("mem-fraction-static")
+        return cls(
+            unit=service.unit,
+            host=host.name or None,
+            algorithm=speculative.algorithm if speculative else None,
+            block_size=speculative.block_size if speculative else None,
+            budget=speculative.budget if speculative else None,
+            topk_cap=speculative.topk_cap if speculative else None,
+            tensor_parallel=service.tensor_parallel,
+            attention_backend=str(backend) if backend is not None else None,
+            context_length=number("context-length"),
+            mem_fraction_static=float(fraction) if isinstance(fraction, int | float) else None,
+            cuda_graph_max_bs=number("cuda-graph-max-bs"),
+            max_running_requests=number("max-running-requests"),
+            gpu=host.gpu.arch if host.gpu else None,
+            port=service.port,
+            model=service.model,
+            drafter=service.drafter,
+            runtime=target.runtime.name or None,
+            patched=patched,
+        )
+
+    def learn(self, found: Mapping[str, Any]) -> ServiceFacts:
+        """These facts with gaps filled from ``found`` (names of this class); what is known is never overwritten."""
+        wanted = {field.name: field.type for field in fields(self)}
+        new = {
+            name: value
+            for name, value in found.items()
+            if name in wanted and value is not None and getattr(self, name) is None
+        }
+        return replace(self, **new, learned=self.learned | set(new)) if new else self
+
+    def learn_arguments(self, values: Mapping[str, Any]) -> ServiceFacts:
+        """Fill gaps from a parsed ``ServerArgs`` dump."""
+        numbers = {
+            "algorithm": str,
+            "attention_backend": str,
+            "model": str,
+            "drafter": str,
+            "mem_fraction_static": float,
+        }
+        found: dict[str, Any] = {}
+        for name, sources in _DUMP.items():
+            for source in sources:
+                value = values.get(source)
+                if isinstance(value, bool) or not isinstance(value, numbers.get(name, int)):
+                    continue
+                found[name] = value
+                break
+        return self.learn(found)
+
+    def learn_limits(self, values: Mapping[str, str]) -> ServiceFacts:
+        """Fill gaps from the ``max_total_num_tokens=..., context_len=...`` line."""
+        return self.learn(
+            {
+                name: int(values[source])
+                for name, source in _LIMITS.items()
+                if values.get(source, "").isdigit()
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Known facts only, JSON-serialisable."""
+        known = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "learned"}
+        result = {name: value for name, value in known.items() if value is not None}
+        if self.learned:
+            result["from_log"] = sorted(self.learned)
+        return result

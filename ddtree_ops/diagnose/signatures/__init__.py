@@ -1,0 +1,1 @@
+"""Signature files: one YAML file a known failure. Data only; see ``ddtree_ops.diagnose.library``."""

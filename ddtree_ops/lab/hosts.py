@@ -1,0 +1,798 @@
+"""Lab hosts: containers with their own systemd, journald, sshd, host keys and loopback address.
+
+A host is an overlay over the image (a plain copy where overlays cannot be mounted) booted by systemd-nspawn. It
+shares this machine's network: its sshd and its engine bind the host's own address in 127.0.0.0/8. Everything of
+a lab lies in one folder, so that several labs (a user's, a test run's) live side by side::
+
+    lab_dir()/id_ed25519[.pub]        the client's key, accepted for root, ops and nosudo
+    lab_dir()/known_hosts, ssh_config for ssh -F and for the inventory
+    lab_dir()/keys/HOST/              the host's ssh keys: they outlive a reset
+    lab_dir()/hosts/HOST/             upper, work, merged (the root), console.log, state.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from ddtree_ops.errors import LabError, OpsError, UsageError
+from ddtree_ops.lab import image as images
+from ddtree_ops.lab.furnish import furnish, write
+from ddtree_ops.paths import lab_dir
+from ddtree_ops.results import Event, EventKind, Reporter
+
+__all__ = [
+    "HOSTS",
+    "SSH_PORT",
+    "HostState",
+    "LabHost",
+    "LabHostStatus",
+    "down",
+    "environment",
+    "missing",
+    "reset",
+    "ssh_argv",
+    "status",
+    "up",
+]
+
+_T = TypeVar("_T")
+
+SSH_PORT = 22022
+"""Port of every lab host's sshd, on the host's own address."""
+
+BOOT_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What tells one host from another."""
+
+    number: int
+    user: str
+    locale: str = ""
+    shell_noise: str = ""
+
+
+_SPECS = {
+    "ct200": _Spec(11, "root", shell_noise="echo 'ct200: 8x RTX PRO 6000 (lab stand-in, no GPU here)'\n"),
+    "b300": _Spec(12, "ops", locale="fr_FR.ISO-8859-15"),
+}
+HOSTS = tuple(_SPECS)
+"""Names of the lab hosts."""
+
+
+@dataclass(frozen=True)
+class LabHost:
+    """A lab host that is up.
+
+    :param user: who the inventory logs in as (``root``, or ``ops`` with ``sudo -n``).
+    :param root: the host's root folder as seen from this machine.
+    :param pid: process id of its systemd-nspawn on this machine.
+    :param storage: ``overlay``, or ``copy`` where overlays cannot be mounted.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    identity_file: Path
+    known_hosts: Path
+    root: Path
+    pid: int
+    storage: str
+
+
+HostState = Literal["running", "degraded", "starting", "unreachable", "down"]
+
+
+@dataclass(frozen=True)
+class LabHostStatus:
+    """State of a lab host.
+
+    :param state: ``running`` and ``degraded`` as systemd says; ``starting``: not yet finished; ``unreachable``: its
+        process lives but ssh does not answer; ``down``: there is no such process.
+    :param since: Unix time of its start, None when down.
+    :param detail: failed units, or why it is not reached.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    state: HostState
+    pid: int | None = None
+    since: float | None = None
+    storage: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Content of state.json: which process is this host's."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    since: float
+    storage: str
+    image: str
+    address: str
+
+
+def environment() -> dict[str, str]:
+    """Variables that name this lab, for other processes and for ``${...}`` in inventories."""
+    return {"DDTREE_OPS_LAB_DIR": str(lab_dir()), "DDTREE_OPS_LAB_NET": _net()}
+
+
+def missing() -> list[str]:
+    """What this machine lacks to run lab hosts, each with what to type; empty when nothing is missing."""
+    problems = []
+    if os.geteuid() != 0:
+        problems.append("root: lab hosts are containers; run the command with sudo")
+    elif not _may_mount():
+        problems.append("the right to mount: this is a restricted container; start it with --privileged")
+    for program, package in (
+        ("mmdebstrap", "mmdebstrap"),
+        ("systemd-nspawn", "systemd-container"),
+        ("ssh", "openssh-client"),
+        ("ssh-keygen", "openssh-client"),
+        ("unshare", "util-linux"),
+        ("mount", "mount"),
+    ):
+        if shutil.which(program, path=_PATH) is None:
+            problems.append(f"{program}: apt-get install -y {package}")
+    if not _hierarchies():
+        problems.append("cgroups: mount them, e.g. mount -t cgroup2 none /sys/fs/cgroup")
+    return problems
+
+
+_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+_CAP_SYS_ADMIN = 21
+
+
+def _may_mount() -> bool:
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(match and int(match.group(1), 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def up(names: Sequence[str] | None = None, *, progress: Reporter | None = None) -> list[LabHost]:
+    """Start the hosts that do not run, bring their stand-in files up to date, wait until each answers.
+
+    Running hosts keep running. The hosts outlive this process and its terminal.
+
+    :raises LabError: something is missing, the image could not be built, a host did not come up (with the end of
+        its console); the other hosts stay up.
+    """
+    chosen = _chosen(names)
+    problems = missing()
+    if problems:
+        raise LabError(
+            "this machine cannot run lab hosts", details=tuple(problems), phase="lab", hint=_install(problems)
+        )
+    tell = _teller(progress)
+    with _exclusive(tell):
+        _make_keys()
+        image = images.ensure_image(lambda line: tell("lab", line))
+        return _each(chosen, lambda name: _up(name, image, tell))
+
+
+def down(names: Sequence[str] | None = None, *, keep: bool = False, progress: Reporter | None = None) -> None:
+    """Power the hosts off, unmount them and remove what they wrote.
+
+    :param keep: keep the hosts' files, so that the next ``up`` finds them as they were.
+    :raises LabError: a host did not stop, or is still mounted.
+    """
+    chosen = _chosen(names)
+    tell = _teller(progress)
+    if not lab_dir().is_dir():
+        return
+    with _exclusive(tell):
+        _each(chosen, lambda name: _down(name, keep=keep, tell=tell))
+
+
+def reset(name: str, *, progress: Reporter | None = None) -> LabHost:
+    """A clean copy of a host at once: everything it wrote is gone, its ssh host keys stay."""
+    (chosen,) = _chosen([name])
+    with _exclusive(_teller(progress)):
+        _down(chosen, keep=False, tell=_teller(None), patience=0.0)
+    (host,) = up([chosen], progress=progress)
+    return host
+
+
+def status() -> list[LabHostStatus]:
+    """State of every lab host, asked now."""
+    with ThreadPoolExecutor(len(HOSTS)) as pool:
+        return list(pool.map(_status, HOSTS))
+
+
+def ssh_argv(name: str, command: Sequence[str] = ()) -> list[str]:
+    """Command line of an ssh to a lab host.
+
+    :raises LabError: the lab was never up, so there is no ssh_config.
+    """
+    (chosen,) = _chosen([name])
+    config = lab_dir() / "ssh_config"
+    if not config.is_file():
+        raise LabError("there is no lab", host=chosen, hint="ddtree-ops lab up")
+    return ["ssh", "-F", str(config), chosen, *(["--", *command] if command else [])]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+Teller = Callable[[str, str], None]
+
+
+def _teller(progress: Reporter | None) -> Teller:
+    def tell(host: str, message: str) -> None:
+        if progress is not None:
+            progress(Event(EventKind.PROGRESS, "" if host == "lab" else host, "lab", message))
+
+    return tell
+
+
+def _install(problems: Sequence[str]) -> str:
+    packages = dict.fromkeys(line.rsplit(" ", 1)[1] for line in problems if ": apt-get install -y " in line)
+    return f"apt-get install -y {' '.join(packages)}" if packages else problems[0]
+
+
+def _chosen(names: Sequence[str] | None) -> list[str]:
+    chosen = list(dict.fromkeys(names)) if names else list(HOSTS)
+    for name in chosen:
+        if name not in _SPECS:
+            raise UsageError(f"there is no lab host {name!r}", hint=f"lab hosts: {', '.join(HOSTS)}")
+    return chosen
+
+
+def _net() -> str:
+    net = os.environ.get("DDTREE_OPS_LAB_NET") or "127.0.0"
+    match = re.fullmatch(r"127\.(\d{1,3})\.(\d{1,3})", net)
+    if not match or any(int(part) > 255 for part in match.groups()):
+        raise LabError(
+            f"DDTREE_OPS_LAB_NET is {net!r}, which is not three numbers such as 127.0.1", phase="lab"
+        )
+    return net
+
+
+def _address(name: str) -> str:
+    return f"{_net()}.{_SPECS[name].number}"
+
+
+def _dir(name: str) -> Path:
+    return lab_dir() / "hosts" / name
+
+
+def _label(name: str) -> str:
+    """Name of the host that no other lab on this machine has: for its cgroup, unit and machine name."""
+    return f"ddtree-lab-{hashlib.sha256(os.path.realpath(lab_dir()).encode()).hexdigest()[:8]}-{name}"
+
+
+@contextmanager
+def _exclusive(tell: Teller) -> Iterator[None]:
+    lab_dir().mkdir(parents=True, exist_ok=True)
+    lab_dir().chmod(0o700)
+    with images.locked(
+        lab_dir() / ".lock", lambda: tell("lab", "another process is changing the lab; waiting for it")
+    ):
+        yield
+
+
+def _each(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
+    """Run on all hosts at once; every host runs to its end, then the first error is raised with all of them."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        futures = [pool.submit(work, name) for name in names]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if not errors:
+        return [future.result() for future in futures]
+    first = errors[0]
+    if isinstance(first, OpsError):
+        first.details += tuple(line for other in errors[1:] for line in str(other).splitlines())
+    raise first
+
+
+def _make_keys() -> None:
+    """The client's key, the hosts' keys, known_hosts and ssh_config; existing keys are kept."""
+    root = lab_dir()
+    identity = root / "id_ed25519"
+    _make_key(identity, "ed25519", "ddtree-ops lab")
+    known, config = [], []
+    for name, spec in _SPECS.items():
+        keys = root / "keys" / name
+        keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for kind in ("ed25519", "ecdsa"):
+            key = keys / f"ssh_host_{kind}_key"
+            _make_key(key, kind, name)
+            known.append(
+                f"[{_address(name)}]:{SSH_PORT} {' '.join(key.with_suffix('.pub').read_text().split()[:2])}\n"
+            )
+        config.append(
+            f"Host {name}\n"
+            f"    HostName {_address(name)}\n"
+            f"    Port {SSH_PORT}\n"
+            f"    User {spec.user}\n"
+            f'    IdentityFile "{identity}"\n'
+            "    IdentitiesOnly yes\n"
+            "    IdentityAgent none\n"
+            f'    UserKnownHostsFile "{root / "known_hosts"}"\n'
+            "    GlobalKnownHostsFile /dev/null\n"
+            "    StrictHostKeyChecking yes\n"
+            "    UpdateHostKeys no\n"
+        )
+    write(root, "known_hosts", "".join(known).encode(), 0o600)
+    write(root, "ssh_config", "\n".join(config).encode(), 0o600)
+
+
+def _make_key(path: Path, kind: str, comment: str) -> None:
+    if not path.is_file():
+        argv = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(path)]
+        _call(argv, "the lab's ssh keys could not be made")
+
+
+def _call(argv: Sequence[str], problem: str, *, host: str = "") -> str:
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        details = (done.stderr or done.stdout).strip().splitlines()
+        raise LabError(problem, host=host, phase="lab", details=tuple(details[-10:]))
+    return done.stdout
+
+
+# --- one host ----------------------------------------------------------------------------------------------------
+
+
+def _up(name: str, image: Path, tell: Teller) -> LabHost:
+    began = time.monotonic()
+    record = _live(name)
+    if record is not None and record.address != _address(name):
+        raise LabError(
+            f"it runs with the address {record.address}, not {_address(name)}",
+            host=name,
+            phase="lab",
+            hint="ddtree-ops lab down, then up again, or set DDTREE_OPS_LAB_NET back",
+        )
+    if record is None:
+        _sweep(name)
+        _unmount(name)
+        _refuse_taken_address(name)
+        storage = _mount(name, image)
+        _furnish(name)
+        record = _boot(name, storage, image)
+        try:
+            system = _wait_ready(name, record)
+        except LabError:
+            _stop(name, record, patience=0.0)
+            _sweep(name)
+            _unmount(name)
+            raise
+        tell(name, f"{system} on {record.address} after {time.monotonic() - began:.1f} s")
+    else:
+        _furnish(name)
+        tell(name, f"{_wait_ready(name, record)} on {record.address} since before")
+    return LabHost(
+        name=name,
+        address=record.address,
+        port=SSH_PORT,
+        user=_SPECS[name].user,
+        identity_file=lab_dir() / "id_ed25519",
+        known_hosts=lab_dir() / "known_hosts",
+        root=_dir(name) / "merged",
+        pid=record.pid,
+        storage=record.storage,
+    )
+
+
+def _down(name: str, *, keep: bool, tell: Teller, patience: float = STOP_TIMEOUT_S) -> None:
+    record = _live(name)
+    if record is not None:
+        _stop(name, record, patience)
+        tell(name, "powered off")
+    _sweep(name)
+    _unmount(name)
+    if not keep and _dir(name).is_dir():
+        images.remove_tree(_dir(name))
+
+
+def _status(name: str) -> LabHostStatus:
+    record = _live(name)
+    state: HostState = "down"
+    detail = ""
+    if record is not None:
+        answer = _ask_systemd(name, timeout=5.0)
+        if answer in ("running", "degraded"):
+            state = "degraded" if answer == "degraded" else "running"
+        else:
+            state = "starting" if answer in ("initializing", "starting") else "unreachable"
+            detail = answer
+        if state == "degraded":
+            detail = "failed: " + ", ".join(_failed_units(name))
+    return LabHostStatus(
+        name=name,
+        address=record.address if record else _address(name),
+        port=SSH_PORT,
+        user=_SPECS[name].user,
+        state=state,
+        pid=record.pid if record else None,
+        since=record.since if record else None,
+        storage=record.storage if record else "",
+        detail=detail,
+    )
+
+
+def _refuse_taken_address(name: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_address(name), SSH_PORT))
+        except OSError as error:
+            raise LabError(
+                f"{_address(name)} port {SSH_PORT} is taken: {error.strerror}",
+                host=name,
+                phase="lab",
+                state="the host was not started",
+                hint="another lab runs on this machine: stop it, or set DDTREE_OPS_LAB_NET=127.0.2 for this one",
+            ) from error
+
+
+def _mount(name: str, image: Path) -> str:
+    """Lay the host's writable layer over the image. Returns how: ``overlay`` or ``copy``."""
+    folder = _dir(name)
+    stamp = folder / "image"
+    if stamp.is_file() and stamp.read_text() != image.name:
+        images.remove_tree(folder)
+    if (folder / "merged" / "etc").is_dir():
+        return "copy"
+    for part in ("upper", "work", "merged"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    stamp.write_text(image.name)
+    options = ",".join(
+        f"{key}={_escape(path)}"
+        for key, path in (("lowerdir", image), ("upperdir", folder / "upper"), ("workdir", folder / "work"))
+    )
+    argv = ["mount", "-t", "overlay", "-o", options, _label(name), str(folder / "merged")]
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
+        return "overlay"
+    copy = folder / "copy"
+    images.remove_tree(copy)
+    argv = ["cp", "-a", "--reflink=auto", str(image), str(copy)]
+    _call(argv, "the image could not be copied (an overlay could not be mounted either)", host=name)
+    copy.replace(folder / "merged")
+    return "copy"
+
+
+def _escape(path: Path) -> str:
+    return re.sub(r"([\\,:])", r"\\\1", str(path))
+
+
+def _unmount(name: str) -> None:
+    merged = _dir(name) / "merged"
+    if merged.is_dir() and os.path.ismount(merged):
+        _call(["umount", "--", str(merged)], f"{merged} could not be unmounted", host=name)
+
+
+def _furnish(name: str) -> None:
+    """Everything that makes the image this host. Safe while it runs."""
+    spec = _SPECS[name]
+    root = _dir(name) / "merged"
+    keys = lab_dir() / "keys" / name
+    public = (lab_dir() / "id_ed25519.pub").read_bytes()
+    hosts = "".join(f"{_address(other)} {other}\n" for other in HOSTS)
+    write(root, "etc/hostname", f"{name}\n".encode())
+    write(root, "etc/hosts", f"127.0.0.1 localhost\n{hosts}".encode())
+    write(
+        root,
+        "etc/ssh/sshd_config.d/20-address.conf",
+        f"ListenAddress {_address(name)}\nPort {SSH_PORT}\n".encode(),
+    )
+    for key in keys.iterdir():
+        write(root, f"etc/ssh/{key.name}", key.read_bytes(), 0o644 if key.suffix == ".pub" else 0o600)
+    for home in ("root", "home/ops", "home/nosudo"):
+        folder = root / home
+        (folder / ".ssh").mkdir(exist_ok=True, mode=0o700)
+        write(root, f"{home}/.ssh/authorized_keys", public, 0o600)
+        owner = folder.stat()
+        for path in (folder / ".ssh", folder / ".ssh/authorized_keys"):
+            os.chown(path, owner.st_uid, owner.st_gid)
+    if spec.locale:
+        for file in ("etc/default/locale", "etc/locale.conf"):
+            write(root, file, f"LANG={spec.locale}\n".encode())
+    if spec.shell_noise:
+        write(root, "root/.bashrc", spec.shell_noise.encode())
+    furnish(root)
+
+
+# --- the process -------------------------------------------------------------------------------------------------
+
+
+def _boot(name: str, storage: str, image: Path) -> _Record:
+    folder = _dir(name)
+    console = folder / "console.log"
+    console.write_bytes(b"")
+    argv = [
+        "systemd-nspawn",
+        "--quiet",
+        f"--directory={folder / 'merged'}",
+        f"--machine={_label(name)}",
+        f"--hostname={name}",
+        "--boot",
+        "--register=no",
+        "--keep-unit",
+        "--console=read-only",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--link-journal=no",
+    ]
+    pid = _spawn_in_unit(name, argv, console) if _SYSTEMD.is_dir() else _spawn_in_cgroup(name, argv, console)
+    ticks = _start_ticks(pid)
+    if ticks is None:
+        raise LabError(
+            "systemd-nspawn ended at once",
+            host=name,
+            phase="lab",
+            state="the host is down",
+            details=_tail(console),
+        )
+    record = _Record(
+        pid=pid,
+        start_ticks=ticks,
+        boot_id=_boot_id(),
+        since=time.time(),
+        storage=storage,
+        image=image.name,
+        address=_address(name),
+    )
+    write(folder, "state.json", json.dumps(asdict(record)).encode(), 0o600)
+    return record
+
+
+_SYSTEMD = Path("/run/systemd/system")
+
+
+def _spawn_in_unit(name: str, argv: Sequence[str], console: Path) -> int:
+    """Where systemd runs this machine: a transient unit, so that the host has a cgroup of its own, delegated."""
+    unit = f"{_label(name)}.service"
+    properties = ("Delegate=yes", "KillMode=mixed", "TasksMax=16384", f"TimeoutStopSec={STOP_TIMEOUT_S:.0f}")
+    _call(
+        [
+            "systemd-run",
+            "--quiet",
+            "--collect",
+            f"--unit={unit}",
+            f"--description=ddtree-ops lab host {name}",
+            *(f"--property={prop}" for prop in properties),
+            f"--property=StandardOutput=append:{console}",
+            f"--property=StandardError=append:{console}",
+            "--",
+            *argv,
+        ],
+        "the host could not be started as a unit",
+        host=name,
+    )
+    return int(_call(["systemctl", "show", "--value", "--property=MainPID", unit], "no unit", host=name))
+
+
+def _spawn_in_cgroup(name: str, argv: Sequence[str], console: Path) -> int:
+    """Elsewhere: a detached process in a cgroup made for it. Two hosts in one cgroup would kill each other's units."""
+    groups = _cgroups(name)
+    try:
+        for group in groups:
+            group.mkdir(exist_ok=True)
+    except OSError as error:
+        raise LabError(
+            f"no cgroup could be made for it: {error}",
+            host=name,
+            phase="lab",
+            hint="in a container: start it with --privileged and a cgroup namespace of its own",
+        ) from error
+    script = (
+        'log=$1; shift; while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift\n'
+        '"$@" </dev/null >>"$log" 2>&1 &\n'
+        "echo $!"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", str(console), *map(str, groups), "--", *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+    )
+    if done.returncode:
+        raise LabError(
+            "it could not be started", host=name, phase="lab", details=tuple(done.stderr.splitlines())
+        )
+    return int(done.stdout)
+
+
+def _hierarchies() -> list[Path]:
+    """Mount points of the cgroup trees that systemd uses: the unified one, and in older set-ups ``name=systemd``."""
+    found = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+            found.append(Path(point))
+    return found
+
+
+def _cgroups(name: str) -> list[Path]:
+    return [root / _label(name) for root in _hierarchies()]
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of a live process in clock ticks since boot, None for a dead one or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _live(name: str) -> _Record | None:
+    """The record of the host's process, None unless that very process lives."""
+    try:
+        record = _Record(**json.loads((_dir(name) / "state.json").read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise LabError(
+            f"{_dir(name) / 'state.json'} is not readable: {error}",
+            host=name,
+            phase="lab",
+            hint="remove that file after stopping the host's systemd-nspawn",
+        ) from error
+    same = record.boot_id == _boot_id() and _start_ticks(record.pid) == record.start_ticks
+    return record if same else None
+
+
+def _stop(name: str, record: _Record, patience: float) -> None:
+    """End the recorded process: a clean power-off, after ``patience`` seconds SIGKILL."""
+    try:
+        handle = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _start_ticks(record.pid) != record.start_ticks:
+            return
+        with suppress(ProcessLookupError):
+            if patience > 0:
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+                if select.select([handle], [], [], patience)[0]:
+                    return
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if not select.select([handle], [], [], STOP_TIMEOUT_S)[0]:
+            raise LabError(
+                f"process {record.pid} does not end", host=name, phase="lab", state="the host still runs"
+            )
+    finally:
+        os.close(handle)
+
+
+def _sweep(name: str) -> None:
+    """End what a killed host left in its cgroup, remove the cgroup and nspawn's own leftover folder."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for group in _cgroups(name):
+        while group.is_dir():
+            folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
+            left = [int(pid) for folder in folders for pid in _members(folder)]
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                with suppress(OSError):
+                    for folder in folders:
+                        folder.rmdir()
+                    break
+            if time.monotonic() > deadline:
+                raise LabError(
+                    f"{group} does not become empty", host=name, phase="lab", state="processes are left"
+                )
+            time.sleep(0.02)
+    with suppress(FileNotFoundError):
+        Path("/run/systemd/nspawn/propagate", _label(name)).rmdir()
+
+
+def _members(group: Path) -> list[str]:
+    try:
+        return (group / "cgroup.procs").read_text().split()
+    except (FileNotFoundError, OSError):
+        return []
+
+
+# --- readiness ---------------------------------------------------------------------------------------------------
+
+
+def _wait_ready(name: str, record: _Record) -> str:
+    """Wait until ssh and systemd answer. Returns ``running`` or ``degraded``."""
+    deadline = time.monotonic() + BOOT_TIMEOUT_S
+    answer = "sshd does not listen"
+    while time.monotonic() < deadline:
+        if _start_ticks(record.pid) != record.start_ticks:
+            raise LabError(
+                "it died while booting",
+                host=name,
+                phase="lab",
+                state="the host is down",
+                details=_tail(_dir(name) / "console.log"),
+            )
+        if _listens(name):
+            answer = _ask_systemd(name, timeout=max(1.0, deadline - time.monotonic()), wait=True)
+            if answer in ("running", "degraded"):
+                return answer
+        time.sleep(0.05)
+    raise LabError(
+        f"it was not ready within {BOOT_TIMEOUT_S:.0f} s: {answer}",
+        host=name,
+        phase="lab",
+        state="the host was stopped",
+        details=_tail(_dir(name) / "console.log"),
+    )
+
+
+def _listens(name: str) -> bool:
+    try:
+        with socket.create_connection((_address(name), SSH_PORT), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _ask_systemd(name: str, *, timeout: float, wait: bool = False) -> str:
+    """The last line of ``systemctl is-system-running``, or why there is none."""
+    try:
+        done = _ssh_root(name, ["systemctl", "is-system-running", *(["--wait"] if wait else [])], timeout)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout:.0f} s"
+    lines = done.stdout.split() or done.stderr.strip().splitlines() or ["no answer"]
+    return lines[-1]
+
+
+def _failed_units(name: str) -> list[str]:
+    done = _ssh_root(name, ["systemctl", "list-units", "--failed", "--plain", "--no-legend"], 10.0)
+    return [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\S+\.\w+ ", line)]
+
+
+def _ssh_root(name: str, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    argv = [
+        "ssh",
+        "-F",
+        str(lab_dir() / "ssh_config"),
+        "-o",
+        "BatchMode=yes",
+        "-l",
+        "root",
+        name,
+        "--",
+        *command,
+    ]
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout
+    )
+
+
+def _tail(path: Path, lines: int = 25) -> tuple[str, ...]:
+    """The end of a console log without its colours."""
+    try:
+        text = path.read_bytes()[-16384:].decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-lines:]

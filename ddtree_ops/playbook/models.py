@@ -1,0 +1,204 @@
+"""Playbooks as typed steps.
+
+A step is one key with its settings: ``- smoke: {prompt: quicksort}``, or the bare name: ``- smoke``. Settings left
+out are those of the service's ``health``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ddtree_ops.errors import UsageError
+from ddtree_ops.inventory.models import Duration, Int
+from ddtree_ops.inventory.yaml_source import KeyPath, suggestion
+
+__all__ = [
+    "FAILURE_ONLY",
+    "FAILURE_STEPS",
+    "STEPS",
+    "Plain",
+    "Playbook",
+    "Smoke",
+    "Step",
+    "Wait",
+    "order_problems",
+]
+
+PlainKind = Literal[
+    "preflight",
+    "build",
+    "push",
+    "verify",
+    "activate",
+    "signatures",
+    "start",
+    "stop",
+    "restart",
+    "capture",
+    "diagnose",
+    "rollback",
+]
+
+
+class _Step(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Settings that were given, by name; durations in seconds."""
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "kind"}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Plain(_Step):
+    """A step without settings."""
+
+    kind: PlainKind
+
+
+class Wait(_Step):
+    """Follow the start until the engine is ready, or ends."""
+
+    kind: Literal["wait"] = "wait"
+    load_timeout: Duration | None = Field(
+        default=None, description="longest load accepted, however much progress it makes"
+    )
+    stall_timeout: Duration | None = Field(
+        default=None, description="longest silence: no phase, shard, log line"
+    )
+
+
+class Smoke(_Step):
+    """One real completion, then the unit is held for a window."""
+
+    kind: Literal["smoke"] = "smoke"
+    prompt: str | None = Field(default=None, min_length=1, description="named prompt, or free text")
+    max_tokens: Int | None = Field(default=None, ge=1)
+    window: Duration | None = Field(
+        default=None, description="how long the unit is held after the completion"
+    )
+    min_accept_length: float | None = Field(default=None, ge=1.0)
+
+
+Step = Plain | Wait | Smoke
+"""Any step; ``kind`` names it, ``arguments`` holds its settings."""
+_AnyStep = Annotated[Step, Field(discriminator="kind")]
+
+STEPS: Mapping[str, type[Plain] | type[Wait] | type[Smoke]] = {
+    "preflight": Plain,
+    "build": Plain,
+    "push": Plain,
+    "verify": Plain,
+    "activate": Plain,
+    "start": Plain,
+    "stop": Plain,
+    "restart": Plain,
+    "wait": Wait,
+    "smoke": Smoke,
+    "signatures": Plain,
+    "capture": Plain,
+    "diagnose": Plain,
+    "rollback": Plain,
+}
+"""Every step by name."""
+
+FAILURE_ONLY = ("capture", "diagnose", "rollback")
+FAILURE_STEPS = (*FAILURE_ONLY, "start", "stop", "restart")
+"""Steps allowed under ``on_failure``."""
+
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "push": ("build",),
+    "verify": ("push",),
+    "activate": ("preflight", "push"),
+}
+_ONCE = ("preflight", "build", "push", "verify", "activate")
+
+
+class Playbook(BaseModel):
+    """A loaded playbook.
+
+    :ivar path: the file it came from, for messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str = ""
+    name: str
+    description: str = ""
+    steps: tuple[_AnyStep, ...] = Field(min_length=1)
+    on_failure: tuple[_AnyStep, ...] = ()
+
+    def with_arguments(self, settings: Mapping[str, Mapping[str, Any]]) -> Playbook:
+        """The playbook with settings laid over those of its steps: ``{"smoke": {"prompt": "hello"}}``.
+
+        A setting of None is as if it was not given.
+
+        :raises UsageError: a step that the playbook does not have, an unknown setting, or a wrong value.
+        """
+        given = {
+            kind: {name: value for name, value in values.items() if value is not None}
+            for kind, values in settings.items()
+        }
+        given = {kind: values for kind, values in given.items() if values}
+        kinds = [step.kind for step in (*self.steps, *self.on_failure)]
+        for kind in given:
+            if kind not in kinds:
+                raise UsageError(f"playbook {self.name} has no step {kind}{suggestion(kind, kinds)}")
+
+        def changed(step: Step) -> Step:
+            values = given.get(step.kind)
+            if not values:
+                return step
+            try:
+                return type(step).model_validate({"kind": step.kind, **step.arguments, **values})
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                name = ".".join(str(part) for part in first["loc"])
+                known = [key for key in type(step).model_fields if key != "kind"]
+                text = (
+                    f"unknown setting{suggestion(name, known)}"
+                    if first["type"] == "extra_forbidden"
+                    else first["msg"].removeprefix("Value error, ")
+                )
+                raise UsageError(f"step {step.kind}: {name}: {text}") from error
+
+        return self.model_copy(
+            update={
+                "steps": tuple(changed(step) for step in self.steps),
+                "on_failure": tuple(changed(step) for step in self.on_failure),
+            }
+        )
+
+
+def order_problems(steps: list[str], on_failure: list[str]) -> list[tuple[KeyPath, str]]:
+    """What is wrong with the order of steps, by names (unknown names are skipped): ``(key path, problem)``. Pure."""
+    found: list[tuple[KeyPath, str]] = []
+    for index, kind in enumerate(steps):
+        before = steps[:index]
+        if kind in FAILURE_ONLY:
+            found.append((("steps", index), f"{kind} belongs under on_failure"))
+        for needed in _NEEDS.get(kind, ()):
+            if needed not in before:
+                found.append((("steps", index), f"{kind} needs {needed} before it"))
+        if kind in _ONCE and kind in before:
+            found.append((("steps", index), f"{kind} is there already"))
+    for index, kind in enumerate(on_failure):
+        before = on_failure[:index]
+        if kind in STEPS and kind not in FAILURE_STEPS:
+            found.append(
+                (
+                    ("on_failure", index),
+                    f"{kind} cannot be done after a failure (allowed: {', '.join(FAILURE_STEPS)})",
+                )
+            )
+        elif kind == "rollback" and "activate" not in steps:
+            found.append(
+                (("on_failure", index), "rollback needs activate among the steps: nothing else is undone")
+            )
+        elif kind == "capture" and any(other != "diagnose" for other in before):
+            found.append(
+                (("on_failure", index), f"capture comes first: {before[0]} would destroy the evidence")
+            )
+    return found

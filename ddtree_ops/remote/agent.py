@@ -1,0 +1,1399 @@
+"""The far end of a session: runs on the host, leaves nothing behind.
+
+This file is streamed into ``python3 -c`` on the host and compiled there; it is never imported by the tool.
+Standard library only, Python >= 3.8, Linux.
+
+Frames, both ways: two big-endian 32-bit lengths, a UTF-8 JSON head of the first length, raw bytes of the second.
+Before its first frame the agent writes :data:`MARKER`, so that what shell start-up files print is skipped.
+
+To the agent: ``{"id", "op", "args", "deadline"}`` opens a call; ``{"op": "data", "to", "end"}`` feeds it;
+``{"op": "ack", "to", "n"}`` returns credit for events; ``{"op": "cancel", "to"}`` ends it; ``{"op": "beat"}``
+says that the client lives. From the agent: ``{"id", "event": {...}}`` for what a call emits, and once, last,
+``{"id", "ok": true, "values"}`` or ``{"id", "ok": false, "error": {"code", "message", ...}}``; ``{"beat"}``.
+
+The agent ends, with the commands it started and the locks it holds, when its stdin closes or when nothing was
+heard for :data:`SILENCE` seconds. Units that it started live on: they are systemd's.
+"""
+
+# Python 3.8, and quick to start on the host: no pathlib, no contextlib.
+# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH104, PTH108, PTH110, PTH112, PTH113, PTH114, PTH115, PTH117
+# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH208, PTH211, B905, SIM105, UP022, UP041
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import selectors
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any, BinaryIO
+
+__all__ = ["MARKER", "OPS", "PROPERTIES", "Agent", "Call", "OpError", "main"]
+
+MARKER = b"\n\0ddtree-ops agent 1\0\n"
+HEADER = struct.Struct("!II")
+PIECE = 256 * 1024
+WINDOW = 4 * 1024 * 1024
+"""Bytes of events a call may have in flight, and bytes of data that may wait for it."""
+EVENT_COST = 256
+BEAT = 10.0
+SILENCE = 120.0
+TICK = 0.25
+MAX_HEAD = 64 * 1024 * 1024
+MAX_OUTPUT = 64 * 1024 * 1024
+
+PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "ExecMainStatus",
+    "ExecMainCode",
+    "ExecMainPID",
+    "MainPID",
+    "InvocationID",
+    "NRestarts",
+    "ExecMainStartTimestamp",
+    "ActiveEnterTimestamp",
+    "InactiveEnterTimestamp",
+    "StateChangeTimestamp",
+    "UnitFileState",
+    "FragmentPath",
+    "DropInPaths",
+    "NeedDaemonReload",
+    "ControlGroup",
+    "MemoryCurrent",
+    "TasksCurrent",
+    "Job",
+)
+VOLATILE = frozenset({"MemoryCurrent", "TasksCurrent"})
+
+
+class OpError(Exception):
+    """A failure that the client is told: a stable code, a sentence, what to do, further lines."""
+
+    def __init__(self, code: str, message: str, hint: str = "", details: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.details = list(details)
+
+
+class Call:
+    """One request under way: its deadline, its cancellation, what it is fed and what it emits."""
+
+    def __init__(self, agent: Agent, number: int, deadline: float | None) -> None:
+        self.agent = agent
+        self.number = number
+        self.ends = None if deadline is None else time.monotonic() + deadline
+        self.cancelled = threading.Event()
+        self.over = False
+        self._on_cancel: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+        self._unacked = 0
+        self._inbox: list[tuple[bytes, bool]] = []
+        self._waiting = 0
+
+    def remaining(self) -> float | None:
+        """Seconds left, or None where there is no deadline."""
+        return None if self.ends is None else max(0.0, self.ends - time.monotonic())
+
+    def check(self) -> None:
+        """Raise where the call was cancelled or its deadline has passed."""
+        if self.cancelled.is_set():
+            raise OpError("cancelled", "cancelled by the client")
+        if self.ends is not None and time.monotonic() > self.ends:
+            raise OpError("deadline", "not done within its deadline")
+
+    def when_cancelled(self, action: Callable[[], None]) -> None:
+        """Have ``action`` done when the call is cancelled, now if it already is."""
+        with self._changed:
+            self._on_cancel.append(action)
+            done = self.cancelled.is_set()
+        if done:
+            action()
+
+    def cancel(self) -> None:
+        with self._changed:
+            if self.cancelled.is_set():
+                return
+            self.cancelled.set()
+            actions = list(self._on_cancel)
+            self._changed.notify_all()
+        for action in actions:
+            action()
+
+    def emit(self, values: dict[str, Any], data: bytes = b"") -> None:
+        """Send an event; waits while the client has too much unread."""
+        cost = len(data) + EVENT_COST
+        with self._changed:
+            while self._unacked > WINDOW and not self.cancelled.is_set():
+                self._changed.wait()
+            self._unacked += cost
+        if self.cancelled.is_set():
+            raise OpError("cancelled", "cancelled by the client")
+        self.agent.send({"id": self.number, "event": values}, data)
+
+    def ack(self, count: int) -> None:
+        with self._changed:
+            self._unacked -= count
+            self._changed.notify_all()
+
+    def feed(self, data: bytes, end: bool) -> None:
+        """Called by the reader: hand data to the call; waits while it has too much unread."""
+        with self._changed:
+            while self._waiting > WINDOW and not self.over and not self.cancelled.is_set():
+                self._changed.wait(1.0)
+            if not self.over:
+                self._inbox.append((data, end))
+                self._waiting += len(data)
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        with self._changed:
+            self.over = True
+            self._inbox.clear()
+            self._changed.notify_all()
+
+    def pieces(self) -> Iterator[bytes]:
+        """What the client feeds, until it says that this was all."""
+        while True:
+            with self._changed:
+                while not self._inbox:
+                    if self.cancelled.is_set():
+                        raise OpError("cancelled", "cancelled by the client")
+                    if not self._changed.wait(self.remaining()):
+                        raise OpError("deadline", "the data did not arrive within the deadline")
+                batch, self._inbox = self._inbox, []
+                self._waiting = 0
+                self._changed.notify_all()
+            for data, end in batch:
+                if data:
+                    yield data
+                if end:
+                    return
+
+
+class Agent:
+    """Reads frames, runs each call in a thread, writes frames."""
+
+    def __init__(self, source: BinaryIO, sink: int) -> None:
+        self.source = source
+        self.sink = sink
+        self.heard = time.monotonic()
+        self.calls: dict[int, Call] = {}
+        self.children: set[subprocess.Popen[bytes]] = set()
+        self.locks: dict[str, int] = {}
+        self.staged: dict[str, Staged] = {}
+        self.guard = threading.Lock()
+        self._sending = threading.Lock()
+        self._feeding = False
+        self._ending = threading.Lock()
+
+    def send(self, head: dict[str, Any], data: bytes = b"") -> None:
+        text = json.dumps(head, separators=(",", ":")).encode()
+        front = HEADER.pack(len(text), len(data)) + text
+        parts = [front + data] if len(data) < PIECE else [front, data]
+        with self._sending:
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    view = view[os.write(self.sink, view) :]
+
+    def serve(self) -> None:
+        threading.Thread(target=self._beat, daemon=True).start()
+        try:
+            while True:
+                prefix = self.source.read(HEADER.size)
+                if len(prefix) < HEADER.size:
+                    return
+                head_size, data_size = HEADER.unpack(prefix)
+                if head_size > MAX_HEAD:
+                    return
+                body = self.source.read(head_size)
+                data = self.source.read(data_size) if data_size else b""
+                if len(body) < head_size or len(data) < data_size:
+                    return
+                self.heard = time.monotonic()
+                self._accept(json.loads(body), data)
+        finally:
+            self.end()
+
+    def _accept(self, head: dict[str, Any], data: bytes) -> None:
+        op = head["op"]
+        if op == "beat":
+            return
+        if op in ("data", "ack", "cancel"):
+            with self.guard:
+                known = self.calls.get(head["to"])
+            if known is None:
+                return
+            if op == "data":
+                self._feeding = True
+                known.feed(data, bool(head.get("end")))
+                self._feeding = False
+                self.heard = time.monotonic()
+            elif op == "ack":
+                known.ack(head["n"])
+            else:
+                threading.Thread(target=known.cancel, daemon=True).start()
+            return
+        call = Call(self, head["id"], head.get("deadline"))
+        with self.guard:
+            self.calls[call.number] = call
+        threading.Thread(target=self._run, args=(call, op, head.get("args") or {}, data), daemon=True).start()
+
+    def _run(self, call: Call, op: str, args: dict[str, Any], data: bytes) -> None:
+        try:
+            values, answer = perform(call, op, args, data)
+            reply: dict[str, Any] = {"id": call.number, "ok": True, "values": values}
+        except BaseException as error:
+            reply, answer = {"id": call.number, "ok": False, "error": describe(error)}, b""
+        with self.guard:
+            self.calls.pop(call.number, None)
+        call.finish()
+        try:
+            self.send(reply, answer)
+        except OSError:
+            self.end()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT)
+            if not self._feeding and time.monotonic() - self.heard > SILENCE:
+                self.end()
+            try:
+                self.send({"beat": time.time()})
+            except OSError:
+                self.end()
+
+    def end(self) -> None:
+        """End everything this agent started, and the agent."""
+        with self._ending:
+            with self.guard:
+                calls, children = list(self.calls.values()), list(self.children)
+            for child in children:
+                signal_group(child, signal.SIGTERM)
+            for call in calls:
+                threading.Thread(target=call.cancel, daemon=True).start()
+            patience = time.monotonic() + 1.0
+            while children and time.monotonic() < patience:
+                children = [child for child in children if child.poll() is None]
+                time.sleep(0.01)
+            for child in children:
+                signal_group(child, signal.SIGKILL)
+            try:
+                with self.guard:
+                    staged = list(self.staged.values())
+                for job in staged:
+                    discard_busy(job.folder)
+                for descriptor in self.locks.values():
+                    os.ftruncate(descriptor, 0)
+            finally:
+                os._exit(0)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as the client is told it."""
+    if isinstance(error, OpError):
+        return {"code": error.code, "message": error.message, "hint": error.hint, "details": error.details}
+    if isinstance(error, OSError):
+        name = errno.errorcode.get(error.errno or 0, "OSError")
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return {"code": name, "message": f"{where}{error.strerror or error}", "hint": "", "details": []}
+    import traceback
+
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    text = "".join(lines).rstrip().splitlines()
+    return {"code": "internal", "message": f"the agent failed: {text[-1]}", "hint": "", "details": text[-12:]}
+
+
+def perform(call: Call, op: str, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    action = OPS.get(op)
+    if action is None:
+        raise OpError("unknown_op", f"the agent knows no request {op!r}")
+    return action(call, args, data)
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+def environment(extra: dict[str, str] | None) -> dict[str, str]:
+    """Environment of a command: the C locale and the folders of system commands, plus what was asked for."""
+    values = {key: value for key, value in os.environ.items() if key not in ("LANG", "LANGUAGE")}
+    values["LC_ALL"] = "C"
+    folders = [folder for folder in values.get("PATH", "").split(":") if folder]
+    for folder in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"):
+        if folder not in folders:
+            folders.append(folder)
+    values["PATH"] = ":".join(folders)
+    values.update(extra or {})
+    return values
+
+
+def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def stop_child(child: subprocess.Popen[bytes]) -> None:
+    """End a command and its process group: SIGTERM, then SIGKILL after half a second."""
+    if child.poll() is None:
+        signal_group(child, signal.SIGTERM)
+        try:
+            child.wait(0.5)
+        except subprocess.TimeoutExpired:
+            pass
+    signal_group(child, signal.SIGKILL)
+
+
+def spawn(call: Call, args: dict[str, Any], piped: bool) -> subprocess.Popen[bytes]:
+    argv = args["argv"]
+    extra = environment(args.get("env"))
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=extra,
+        cwd=args.get("cwd"),
+        start_new_session=True,
+    )
+    with call.agent.guard:
+        call.agent.children.add(child)
+    call.when_cancelled(lambda: stop_child(child))
+    return child
+
+
+def pump(call: Call, child: subprocess.Popen[bytes], data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Feed a command and drain both its outputs until it has ended; enforces the call's deadline.
+
+    A grandchild that keeps the outputs open does not keep the call open.
+    """
+    selector = selectors.DefaultSelector()
+    rest = memoryview(data)
+    try:
+        for name, pipe in (("stdout", child.stdout), ("stderr", child.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe.fileno(), selectors.EVENT_READ, name)
+        if child.stdin is not None:
+            os.set_blocking(child.stdin.fileno(), False)
+            selector.register(child.stdin.fileno(), selectors.EVENT_WRITE, "stdin")
+        outputs = 2
+        while outputs:
+            call.check()
+            left = call.remaining()
+            ready = selector.select(TICK if left is None else min(TICK, left))
+            if not ready and child.poll() is not None:
+                break
+            for key, _ in ready:
+                if key.data == "stdin":
+                    try:
+                        rest = rest[os.write(key.fd, rest[:PIECE]) :]
+                    except BrokenPipeError:
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(key.fd)
+                        assert child.stdin is not None
+                        child.stdin.close()
+                    continue
+                piece = os.read(key.fd, PIECE)
+                if piece:
+                    yield key.data, piece
+                else:
+                    selector.unregister(key.fd)
+                    outputs -= 1
+        while child.poll() is None:
+            call.check()
+            try:
+                child.wait(TICK)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        selector.close()
+        if child.poll() is None:
+            stop_child(child)
+            child.wait()
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+        with call.agent.guard:
+            call.agent.children.discard(child)
+
+
+def missing_command(error: OSError, argv: list[str]) -> tuple[int, bytes]:
+    """What a shell would answer where a command cannot be started."""
+    rc = 127 if error.errno == errno.ENOENT else 126
+    where = argv[0] if error.filename is None else os.fsdecode(error.filename)
+    return rc, f"{where}: {error.strerror}".encode("utf-8", "surrogateescape")
+
+
+def op_run(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    limit = int(args.get("max_output") or MAX_OUTPUT)
+    kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    sizes = {"stdout": 0, "stderr": 0}
+    try:
+        child = spawn(call, args, bool(data))
+    except OSError as error:
+        rc, text = missing_command(error, args["argv"])
+        return {"rc": rc, "stdout": 0, "truncated": False}, text
+    try:
+        for name, piece in pump(call, child, data):
+            room = limit - sizes[name]
+            sizes[name] += len(piece)
+            if room > 0:
+                kept[name].append(piece[:room])
+    except OpError as error:
+        if error.code != "deadline":
+            raise
+        tail = b"".join(kept["stderr"] or kept["stdout"])[-2000:].decode("utf-8", "replace").splitlines()
+        raise OpError("deadline", "the command was still running and was killed", "", tail[-10:]) from None
+    stdout, stderr = b"".join(kept["stdout"]), b"".join(kept["stderr"])
+    truncated = any(size > limit for size in sizes.values())
+    return {"rc": child.returncode, "stdout": len(stdout), "truncated": truncated}, stdout + stderr
+
+
+def op_stream(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    try:
+        child = spawn(call, args, bool(data))
+    except OSError as error:
+        rc, text = missing_command(error, args["argv"])
+        call.emit({"event": "stderr"}, text)
+        call.emit({"event": "exit", "rc": rc})
+        return {}, b""
+    for name, piece in pump(call, child, data):
+        call.emit({"event": name}, piece)
+    call.emit({"event": "exit", "rc": child.returncode})
+    return {}, b""
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def temporary(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name[:180]}.{os.getpid()}-{threading.get_ident()}.tmp")
+
+
+def op_read_file(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    limit = int(args["max_bytes"])
+    try:
+        descriptor = os.open(args["path"], os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return {"found": False}, b""
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OpError("not_a_file", f"{args['path']}: not a regular file")
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            call.check()
+            piece = os.read(descriptor, 1 << 20)
+            if not piece:
+                break
+            size += len(piece)
+            if size > limit:
+                raise OpError("too_large", f"{args['path']}: larger than {limit} bytes")
+            parts.append(piece)
+    finally:
+        os.close(descriptor)
+    return {"found": True, "mode": stat.S_IMODE(info.st_mode), "mtime": info.st_mtime}, b"".join(parts)
+
+
+def op_write_file(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    path, mode = args["path"], int(args["mode"])
+    try:
+        info = os.lstat(path)
+        if stat.S_ISDIR(info.st_mode):
+            raise OpError("not_a_file", f"{path}: is a directory")
+        if stat.S_ISREG(info.st_mode) and stat.S_IMODE(info.st_mode) == mode and info.st_size == len(data):
+            with open(path, "rb") as current:
+                if current.read() == data:
+                    return {"changed": False}, b""
+    except FileNotFoundError:
+        pass
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    name = temporary(path)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            write_all(descriptor, data)
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    sync_folder(folder)
+    return {"changed": True}, b""
+
+
+def op_append_line(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    path = args["path"]
+    if b"\n" in data or b"\r" in data:
+        raise OpError("bad_line", f"{path}: a line may not hold a line break")
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    fresh = not os.path.lexists(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        write_all(descriptor, (b"\n" if torn else b"") + data + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if fresh:
+        sync_folder(folder)
+    return {}, b""
+
+
+def op_swap_link(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    link, target = args["link"], args["target"]
+    try:
+        old: str | None = os.readlink(link)
+    except FileNotFoundError:
+        old = None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise OpError("not_a_link", f"{link}: is there and is not a symbolic link") from None
+    if old == target:
+        return {"old": old, "changed": False}, b""
+    folder = os.path.dirname(link) or "."
+    os.makedirs(folder, exist_ok=True)
+    name = temporary(link)
+    os.symlink(target, name)
+    try:
+        os.rename(name, link)
+    except BaseException:
+        os.unlink(name)
+        raise
+    sync_folder(folder)
+    return {"old": old, "changed": True}, b""
+
+
+def op_list_dir(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    found = []
+    try:
+        with os.scandir(args["path"]) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                kind = {stat.S_IFDIR: "dir", stat.S_IFREG: "file", stat.S_IFLNK: "link"}.get(
+                    stat.S_IFMT(info.st_mode)
+                )
+                found.append(
+                    {
+                        "name": entry.name,
+                        "kind": kind or "other",
+                        "mode": stat.S_IMODE(info.st_mode),
+                        "size": info.st_size,
+                        "mtime": info.st_mtime,
+                        "target": os.readlink(entry.path) if kind == "link" else None,
+                    }
+                )
+    except FileNotFoundError:
+        return {"found": False, "entries": []}, b""
+    found.sort(key=lambda item: str(item["name"]))
+    return {"found": True, "entries": found}, b""
+
+
+def op_disk(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    return disk(args["path"]), b""
+
+
+def disk(path: str) -> dict[str, Any]:
+    """Space where ``path`` is or would be; ``free_inodes`` is None where the file system does not count them."""
+    place = os.path.abspath(path)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    info = os.statvfs(place)
+    root = os.geteuid() == 0
+    return {
+        "path": place,
+        "block_size": info.f_frsize,
+        "total_bytes": info.f_blocks * info.f_frsize,
+        "free_bytes": (info.f_bfree if root else info.f_bavail) * info.f_frsize,
+        "total_inodes": info.f_files or None,
+        "free_inodes": (info.f_ffree if root else info.f_favail) if info.f_files else None,
+    }
+
+
+def discard(path: str) -> None:
+    """Remove a tree, read-only folders too; a missing one is fine."""
+    import shutil
+
+    if os.path.islink(path) or not os.path.isdir(path):
+        if os.path.lexists(path):
+            os.unlink(path)
+        return
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o700)
+    shutil.rmtree(path)
+
+
+def discard_busy(path: str) -> None:
+    """Remove a tree into which a thread that is being stopped may still write."""
+    for _ in range(20):
+        try:
+            discard(path)
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def op_remove_tree(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    path, below = args["path"], args["below"]
+    if not (os.path.isabs(path) and os.path.isabs(below)):
+        raise OpError("refused", f"{path}: not an absolute path, nothing was removed")
+    folder, name = os.path.split(path.rstrip("/"))
+    root = os.path.realpath(below)
+    real = os.path.join(os.path.realpath(folder), name)
+    if name in ("", ".", "..") or root == "/" or not real.startswith(root + "/"):
+        raise OpError("refused", f"{path}: does not lie below {below}, nothing was removed")
+    if not os.path.lexists(real):
+        return {"removed": False}, b""
+    discard(real)
+    return {"removed": True}, b""
+
+
+# ------------------------------------------------------------------------------------------------ hashing
+
+
+def hash_file(path: str) -> str:
+    """sha256 of a regular file; symbolic links are not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        digest = hashlib.sha256()
+        while True:
+            piece = os.read(descriptor, 1 << 20)
+            if not piece:
+                return digest.hexdigest()
+            digest.update(piece)
+    finally:
+        os.close(descriptor)
+
+
+def in_threads(call: Call, action: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    """``action`` of every item, by a few threads: hashing and file input release the interpreter lock."""
+    results: list[Any] = [None] * len(items)
+    failures: list[BaseException] = []
+    numbers = iter(range(0, len(items), 16))
+    guard = threading.Lock()
+
+    def work() -> None:
+        try:
+            while not failures:
+                with guard:
+                    first = next(numbers, None)
+                if first is None:
+                    return
+                call.check()
+                for number in range(first, min(first + 16, len(items))):
+                    results[number] = action(items[number])
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(4, os.cpu_count() or 1) - 1)]
+    for worker in workers:
+        worker.start()
+    work()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def walk(root: str) -> tuple[dict[str, os.stat_result], list[str], list[str]]:
+    """Regular files, folders, and everything else below ``root``, by relative path; byte code folders are left out."""
+    files: dict[str, os.stat_result] = {}
+    folders: list[str] = []
+    others: list[str] = []
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(os.path.join(root, prefix) if prefix else root) as entries:
+            for entry in entries:
+                relative = prefix + entry.name
+                if entry.is_symlink():
+                    others.append(relative)
+                elif entry.is_dir():
+                    if entry.name != "__pycache__":
+                        folders.append(relative)
+                        pending.append(relative + "/")
+                elif entry.is_file():
+                    files[relative] = entry.stat(follow_symlinks=False)
+                else:
+                    others.append(relative)
+    return files, folders, others
+
+
+def hash_or_none(path: str) -> str | None:
+    """sha256, or None where the file vanished or is not a readable plain file."""
+    try:
+        return hash_file(path)
+    except OSError:
+        return None
+
+
+def op_hash_tree(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    root = args["root"]
+    if not os.path.isdir(root):
+        if os.path.lexists(root) and not os.path.islink(root):
+            raise OpError("not_a_folder", f"{root}: is not a directory")
+        return {"found": False}, b""
+    files, _, _ = walk(root)
+    names = sorted(files)
+    sums = in_threads(call, hash_file, [os.path.join(root, name) for name in names])
+    rows = [
+        [name, 0o755 if files[name].st_mode & 0o111 else 0o644, files[name].st_size, digest]
+        for name, digest in zip(names, sums)
+    ]
+    return {"found": True}, json.dumps(rows, separators=(",", ":")).encode()
+
+
+# ------------------------------------------------------------------------------------------------ publish
+
+RELEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+STAGING_NAME = re.compile(r"\.(?:staging|old)-.+-(\d+)-(\d+)")
+MANIFEST = "manifest.json"
+
+
+class Staged:
+    """A release being built in a staging folder."""
+
+    def __init__(self, folder: str, target: str, files: list[list[Any]], manifest: bytes) -> None:
+        self.folder = folder
+        self.target = target
+        self.files = files
+        self.manifest = manifest
+        self.needed: list[int] = []
+        self.linked = 0
+        self.problems: list[str] = []
+
+
+def started(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, None where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            return source.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return None
+
+
+def clear_leftovers(releases: str) -> int:
+    """Remove staging folders whose agent is gone."""
+    removed = 0
+    for name in os.listdir(releases):
+        match = STAGING_NAME.fullmatch(name)
+        if match and started(int(match.group(1))) != match.group(2):
+            discard(os.path.join(releases, name))
+            removed += 1
+    return removed
+
+
+def safe_relative(path: Any) -> bool:
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def check_release(call: Call, target: str, files: list[list[Any]], manifest: bytes) -> list[str]:
+    """How a published release differs from what it should be; empty where every byte is right."""
+    present, _, others = walk(target)
+    problems = [f"not a plain file: {name}" for name in sorted(others)]
+    kept = present.pop(MANIFEST, None)
+    if kept is None:
+        problems.append(f"missing: {MANIFEST}")
+    else:
+        with open(os.path.join(target, MANIFEST), "rb") as source:
+            if source.read() != manifest:
+                problems.append(f"changed: {MANIFEST}")
+    wanted = {row[0]: row for row in files}
+    problems += [f"not part of the release: {name}" for name in sorted(present.keys() - wanted.keys())]
+    same_size = []
+    for name, row in wanted.items():
+        info = present.get(name)
+        if info is None:
+            problems.append(f"missing: {name}")
+        elif info.st_size != row[2]:
+            problems.append(f"changed: {name}")
+        elif bool(info.st_mode & 0o111) != bool(row[1] & 0o111):
+            problems.append(f"wrong mode: {name}")
+        else:
+            same_size.append(row)
+    sums = in_threads(call, lambda row: hash_or_none(os.path.join(target, row[0])), same_size)
+    problems += [f"changed: {row[0]}" for row, digest in zip(same_size, sums) if digest != row[3]]
+    return problems
+
+
+def known_files(releases: str) -> dict[str, list[str]]:
+    """sha256 -> paths, as the manifests of the releases say; to be verified before use."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(os.listdir(releases)):
+        if not RELEASE_NAME.fullmatch(name):
+            continue
+        try:
+            with open(os.path.join(releases, name, MANIFEST), "rb") as source:
+                listed = json.load(source)["files"]
+            rows = listed.items() if isinstance(listed, dict) else [(row["path"], row) for row in listed]
+            for path, row in rows:
+                digest = row["sha256"] if isinstance(row, dict) else row
+                if safe_relative(path) and isinstance(digest, str):
+                    found.setdefault(digest, []).append(os.path.join(releases, name, path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def take_over(row: list[Any], sources: list[str], destination: str) -> bool:
+    """Have a file from another release: a hard link to a verified file, or a copy where a link would not be the same."""
+    for source in sources:
+        try:
+            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode) or info.st_size != row[2]:
+                continue
+            content = b""
+            while len(content) <= row[2]:
+                piece = os.read(descriptor, row[2] + 1)
+                if not piece:
+                    break
+                content += piece
+        finally:
+            os.close(descriptor)
+        if hashlib.sha256(content).hexdigest() != row[3]:
+            continue
+        mode = 0o555 if row[1] & 0o111 else 0o444
+        if stat.S_IMODE(info.st_mode) == mode and info.st_uid == os.geteuid():
+            try:
+                os.link(source, destination, follow_symlinks=False)
+                return True
+            except OSError as error:
+                if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM):
+                    raise
+        copy = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            write_all(copy, content)
+        finally:
+            os.close(copy)
+        return True
+    return False
+
+
+def need_space(releases: str, rows: list[list[Any]], folders: int) -> None:
+    """:raises OpError: with the figures, where the files to be sent do not fit."""
+    space = disk(releases)
+    block = max(512, space["block_size"])
+    need = sum(-(-row[2] // block) * block for row in rows) + folders * block + (1 << 20)
+    hint = f"free space on the file system of {space['path']} (old releases: ddtree-ops releases prune) and push again"
+    if need > space["free_bytes"]:
+        raise OpError(
+            "no_space",
+            f"not enough space below {releases}: {need} bytes are needed, {space['free_bytes']} are free",
+            hint,
+        )
+    inodes = len(rows) + folders + 2
+    if space["free_inodes"] is not None and inodes > space["free_inodes"]:
+        raise OpError(
+            "no_space",
+            f"not enough inodes below {releases}: {inodes} are needed, {space['free_inodes']} are free",
+            hint,
+        )
+
+
+def op_publish(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    releases, digest, split = args["releases_dir"], args["digest"], int(args["listing"])
+    files: list[list[Any]] = json.loads(data[:split])
+    manifest = data[split:]
+    if not RELEASE_NAME.fullmatch(digest):
+        raise OpError("refused", f"{digest!r} is not a release name")
+    for row in files:
+        if not safe_relative(row[0]) or row[0] == MANIFEST:
+            raise OpError("refused", f"{row[0]!r} is not a path inside a release")
+    target = os.path.join(releases, digest)
+    os.makedirs(releases, exist_ok=True)
+    clear_leftovers(releases)
+    problems: list[str] = []
+    if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
+        raise OpError("refused", f"{target}: is there and is not a directory")
+    if os.path.isdir(target):
+        problems = check_release(call, target, files, manifest)
+        if not problems:
+            return {"created": False}, b""
+
+    known = known_files(releases)
+    if problems:
+        for row in files:
+            known.setdefault(row[3], []).append(os.path.join(target, row[0]))
+    token = f"{digest}-{os.getpid()}-{started(os.getpid())}"
+    staging = os.path.join(releases, f".staging-{token}")
+    job = Staged(staging, target, files, manifest)
+    job.problems = problems
+    with call.agent.guard:
+        if token in call.agent.staged:
+            raise OpError("busy", f"{digest} is already being pushed in this session")
+        call.agent.staged[token] = job
+    try:
+        folders = sorted({row[0].rpartition("/")[0] for row in files} - {""})
+        maybe = [number for number, row in enumerate(files) if row[3] in known]
+        sent = [row for row in files if row[3] not in known]
+        need_space(releases, sent, len(folders))
+        os.mkdir(staging, 0o700)
+        for folder in folders:
+            os.makedirs(os.path.join(staging, folder), exist_ok=True)
+        had = in_threads(
+            call,
+            lambda number: take_over(
+                files[number], known[files[number][3]], os.path.join(staging, files[number][0])
+            ),
+            maybe,
+        )
+        taken = {number for number, done in zip(maybe, had) if done}
+        job.linked = len(taken)
+        job.needed = [number for number in range(len(files)) if number not in taken]
+        need_space(releases, [files[number] for number in job.needed], 0)
+    except BaseException:
+        drop_staged(call.agent, token)
+        raise
+    return {
+        "created": True,
+        "token": token,
+        "needed": job.needed,
+        "linked": job.linked,
+        "problems": problems,
+    }, b""
+
+
+def drop_staged(agent: Agent, token: str) -> None:
+    with agent.guard:
+        job = agent.staged.pop(token, None)
+    if job is not None:
+        discard(job.folder)
+
+
+def op_publish_abort(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    drop_staged(call.agent, args["token"])
+    return {}, b""
+
+
+def op_publish_send(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    token = args["token"]
+    with call.agent.guard:
+        job = call.agent.staged.get(token)
+    if job is None:
+        raise OpError("refused", "no push is under way for this token")
+    try:
+        receive_files(call, job)
+        created = put_in_place(call, job)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = disk(os.path.dirname(job.folder))
+        raise OpError(
+            "no_space",
+            f"{os.path.dirname(job.folder)}: {error.strerror} while receiving "
+            f"({free['free_bytes']} bytes and {free['free_inodes']} inodes free now)",
+            "free space there and push again",
+        ) from None
+    finally:
+        drop_staged(call.agent, token)
+    return {"created": created, "linked": job.linked, "problems": job.problems}, b""
+
+
+def receive_files(call: Call, job: Staged) -> None:
+    """Write what the client feeds, file after file, checking each against its sha256."""
+    pieces = call.pieces()
+    piece = memoryview(b"")
+    for number in job.needed:
+        path, mode, size, wanted = job.files[number]
+        descriptor = os.open(
+            os.path.join(job.folder, path),
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
+            0o555 if mode & 0o111 else 0o444,
+        )
+        try:
+            digest = hashlib.sha256()
+            left = size
+            while left:
+                if not piece:
+                    got = next(pieces, None)
+                    if got is None:
+                        raise OpError("incomplete", f"{path}: the data ended before the file did")
+                    piece = memoryview(got)
+                part, piece = piece[:left], piece[left:]
+                digest.update(part)
+                left -= len(part)
+                while part:
+                    part = part[os.write(descriptor, part) :]
+        finally:
+            os.close(descriptor)
+        if digest.hexdigest() != wanted:
+            raise OpError("damaged", f"{path}: what arrived does not have the sha256 of the manifest")
+    if piece or next(pieces, None) is not None:
+        raise OpError("damaged", "more data arrived than the manifest lists")
+
+
+def put_in_place(call: Call, job: Staged) -> bool:
+    """Make the staged tree read-only and rename it to its place; False where an equal one has come there meanwhile."""
+    releases = os.path.dirname(job.folder)
+    descriptor = os.open(os.path.join(job.folder, MANIFEST), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+    try:
+        write_all(descriptor, job.manifest)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    for folder, _, _ in os.walk(job.folder, topdown=False):
+        os.chmod(folder, 0o555)
+    call.check()
+    try:
+        os.rename(job.folder, job.target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not job.problems and not check_release(call, job.target, job.files, job.manifest):
+            return False
+        exchange(job.folder, job.target)
+    sync_folder(releases)
+    return True
+
+
+def exchange(first: str, second: str) -> None:
+    """Swap two names: in one step where the kernel can (renameat2), else through a third name."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = getattr(libc, "renameat2", None)
+    if call is not None and call(-100, os.fsencode(first), -100, os.fsencode(second), 2) == 0:
+        return
+    aside = os.path.join(os.path.dirname(first), os.path.basename(first).replace(".staging-", ".old-", 1))
+    os.rename(second, aside)
+    try:
+        os.rename(first, second)
+    except BaseException:
+        os.rename(aside, second)
+        raise
+    os.rename(aside, first)
+
+
+# ------------------------------------------------------------------------------------------- units, locks
+
+
+def show_unit(call: Call, unit: str) -> dict[str, str]:
+    """What ``systemctl show`` says of a unit, for :data:`PROPERTIES`."""
+    argv = ["systemctl", "show", "--no-pager", "--property=" + ",".join(PROPERTIES), "--", unit]
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(None),
+        timeout=30,
+        check=False,
+    )
+    text = done.stdout.decode("utf-8", "replace")
+    if done.returncode != 0 or "=" not in text:
+        said = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+        raise OpError("systemctl", f"systemctl show {unit}: {said}", "is systemd running on this host?")
+    found = dict.fromkeys(PROPERTIES, "")
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and key in found:
+            found[key] = value
+    return found
+
+
+def op_show_unit(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    return show_unit(call, args["unit"]), b""
+
+
+def read_bytes(control_group: str) -> int:
+    """Bytes that the processes of a control group have read from disk so far."""
+    if not control_group.startswith("/"):
+        return 0
+    total = 0
+    for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"):
+        if not os.path.isfile(base + control_group + "/cgroup.procs"):
+            continue
+        for folder, _, _ in os.walk(base + control_group):
+            try:
+                with open(folder + "/cgroup.procs", "rb") as source:
+                    pids = source.read().split()
+            except OSError:
+                continue
+            for pid in pids:
+                try:
+                    with open(b"/proc/" + pid + b"/io", "rb") as source:
+                        for line in source:
+                            if line.startswith(b"read_bytes:"):
+                                total += int(line.split()[1])
+                except OSError:
+                    continue
+        break
+    return total
+
+
+def op_watch_unit(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    unit, interval = args["unit"], max(0.05, float(args["interval"]))
+    last: dict[str, str] | None = None
+    next_tick = time.monotonic() + 5.0
+    while not call.cancelled.is_set():
+        found = show_unit(call, unit)
+        seen = {key: value for key, value in found.items() if key not in VOLATILE}
+        if seen != last:
+            call.emit({"event": "unit", "properties": found, "time": time.time()})
+            last = seen
+        pid = found["MainPID"] if found["MainPID"].isdigit() and found["MainPID"] != "0" else ""
+        until = time.monotonic() + interval
+        while time.monotonic() < until:
+            if call.cancelled.wait(min(0.05, interval)):
+                break
+            if pid and not os.path.exists("/proc/" + pid):
+                break
+        if time.monotonic() >= next_tick:
+            call.emit({"event": "tick", "time": time.time(), "read_bytes": read_bytes(found["ControlGroup"])})
+            next_tick = time.monotonic() + 5.0
+    return {}, b""
+
+
+def op_lock(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    path, agent = args["path"], call.agent
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        try:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return {"taken": False, "holder": lock_holder(descriptor)}, b""
+        finally:
+            os.close(descriptor)
+    owner = dict(args["owner"], since=time.time(), agent_pid=os.getpid())
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
+    os.fsync(descriptor)
+    with agent.guard:
+        agent.locks[path] = descriptor
+    return {"taken": True}, b""
+
+
+def lock_holder(descriptor: int) -> dict[str, Any]:
+    """What the holder of a lock wrote; it may be just about to write it."""
+    for _ in range(20):
+        try:
+            found = json.loads(os.pread(descriptor, 65536, 0))
+            if isinstance(found, dict):
+                return found
+        except ValueError:
+            pass
+        time.sleep(0.01)
+    return {}
+
+
+def op_unlock(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    with call.agent.guard:
+        descriptor = call.agent.locks.pop(args["path"], None)
+    if descriptor is not None:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+    return {"released": descriptor is not None}, b""
+
+
+# --------------------------------------------------------------------------------------------------- http
+
+
+def op_http(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    import http.client
+    import socket
+
+    kind = http.client.HTTPSConnection if args["scheme"] == "https" else http.client.HTTPConnection
+    link = kind(args["host"], int(args["port"]), timeout=args.get("connect_timeout"))
+    try:
+        try:
+            link.connect()
+        except (socket.timeout, TimeoutError):
+            raise OpError("http_connect_timeout", "no connection within the time-out") from None
+        except OSError as error:
+            raise OpError(
+                "http_connect", f"{args['host']}:{args['port']}: {error.strerror or error}"
+            ) from None
+        wire = link.sock
+        wire.settimeout(args.get("read_timeout"))
+
+        def cut() -> None:
+            try:
+                wire.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+        call.when_cancelled(cut)
+        try:
+            link.putrequest(args["method"], args["target"], skip_host=True, skip_accept_encoding=True)
+            for name, value in args["headers"]:
+                link.putheader(name, value)
+            link.endheaders(data or None)
+            answer = link.getresponse()
+            head = {"status": answer.status, "reason": answer.reason, "headers": answer.getheaders()}
+            call.emit({"event": "response", "version": answer.version, **head})
+            while True:
+                piece = answer.read1(65536)
+                if not piece:
+                    break
+                call.emit({"event": "body"}, piece)
+            if answer.length:
+                raise OpError("http_protocol", f"the body ended {answer.length} bytes early")
+        except (socket.timeout, TimeoutError):
+            raise OpError("http_read_timeout", "no answer within the time-out") from None
+        except http.client.HTTPException as error:
+            raise OpError("http_protocol", f"{type(error).__name__}: {error}".rstrip(": ")) from None
+        except OSError as error:
+            raise OpError("http_read", f"{error.strerror or error}") from None
+    finally:
+        link.close()
+    return {}, b""
+
+
+# -------------------------------------------------------------------------------------------------- batch
+
+UNBATCHED = frozenset({"batch", "stream", "watch_unit", "http", "publish_send"})
+
+
+def op_ping(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    return {"time": time.time()}, data
+
+
+def op_batch(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    results, answers, start = [], [], 0
+    for item in args["requests"]:
+        part, start = data[start : start + item["size"]], start + item["size"]
+        try:
+            call.check()
+            if item["op"] in UNBATCHED:
+                raise OpError("unknown_op", f"{item['op']}: not in a batch")
+            values, answer = perform(call, item["op"], item["args"], part)
+            results.append({"ok": True, "values": values, "size": len(answer)})
+            answers.append(answer)
+        except Exception as error:
+            results.append({"ok": False, "error": describe(error)})
+    return {"results": results}, b"".join(answers)
+
+
+OPS: dict[str, Callable[[Call, dict[str, Any], bytes], tuple[Any, bytes]]] = {
+    "append_line": op_append_line,
+    "batch": op_batch,
+    "disk": op_disk,
+    "hash_tree": op_hash_tree,
+    "http": op_http,
+    "list_dir": op_list_dir,
+    "lock": op_lock,
+    "ping": op_ping,
+    "publish": op_publish,
+    "publish_abort": op_publish_abort,
+    "publish_send": op_publish_send,
+    "read_file": op_read_file,
+    "remove_tree": op_remove_tree,
+    "run": op_run,
+    "show_unit": op_show_unit,
+    "stream": op_stream,
+    "swap_link": op_swap_link,
+    "unlock": op_unlock,
+    "watch_unit": op_watch_unit,
+    "write_file": op_write_file,
+}
+
+
+def text_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read().strip()
+    except OSError:
+        return ""
+
+
+def facts() -> dict[str, Any]:
+    """What is told of this host when the agent starts; ``time`` is the host's clock, seconds since the epoch."""
+    import pwd
+
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return {
+        "hostname": os.uname().nodename,
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "uid": uid,
+        "user": user,
+        "pid": os.getpid(),
+        "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
+        "machine_id": text_of("/etc/machine-id"),
+        "time": time.time(),
+    }
+
+
+def main() -> None:
+    """Serve stdin until it closes. File descriptor 1 is moved away so that nothing else can print into the frames."""
+    sink = os.dup(1)
+    os.dup2(2, 1)
+    os.umask(0o022)
+    os.chdir("/")
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    agent = Agent(sys.stdin.buffer, sink)
+
+    def leave(number: int, frame: Any) -> None:
+        threading.Thread(target=agent.end, daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    write_all(sink, MARKER)
+    agent.send({"hello": facts()})
+    agent.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Bundles: a built runtime, named by the digest of its content.
+
+Kept as ``cache_dir()/bundles/DIGEST/tree`` with ``manifest.json`` beside it. A digest covers path, mode, size and
+sha256 of every file and nothing else: no time, user, order or origin. ``bundles/index/KEY`` remembers which digest
+came of which input, so that a second build with the same input only reads the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddtree_ops.errors import BuildError
+from ddtree_ops.paths import cache_dir
+from ddtree_ops.remote.files import FileEntry
+from ddtree_ops.runtime.description import Description, PatchFile, load_description
+from ddtree_ops.runtime.series import Content, apply_series
+from ddtree_ops.runtime.tree import DirectoryTree, Tree, WheelTree, is_wheel, open_tree
+from ddtree_ops.runtime.wheel import fetch_wheel, sha256_of
+
+if TYPE_CHECKING:
+    from ddtree_ops.inventory.models import RuntimeSpec
+
+__all__ = ["MANIFEST", "Bundle", "Progress", "build", "digest_of", "open_bundle"]
+
+MANIFEST = "manifest.json"
+_SCHEMA = 1
+
+Progress = Callable[[str], None]
+"""Called with one line for a person at each stage that takes time."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A built runtime on this machine.
+
+    :param digest: 64 hex digits; names the content.
+    :param root: directory whose children are the tree (``sglang/``, ``sglang-0.5.11.dist-info/``).
+    :param files: sorted by path; modes are 0o644 or 0o755.
+    :param manifest: canonical JSON, as published beside the tree on a host.
+    :param name: of the runtime.
+    :param base: what the patches were put on, for a person.
+    :param patches: names of the patches in it, in order.
+    """
+
+    digest: str
+    root: Path
+    files: tuple[FileEntry, ...]
+    manifest: bytes
+    name: str
+    base: str
+    patches: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable form, without the list of files."""
+        recorded = json.loads(self.manifest)
+        return {
+            "digest": self.digest,
+            "name": self.name,
+            "root": str(self.root),
+            "base": recorded["base"],
+            "patches": recorded["patches"],
+            "files": len(self.files),
+            "bytes": self.size,
+        }
+
+
+@dataclass(frozen=True)
+class _Base:
+    """Where the files come from; ``identity`` decides whether a build may be reused."""
+
+    identity: Mapping[str, Any]
+    open: Callable[[], Tree]
+    facts: Callable[[Tree], dict[str, Any]]
+
+
+def build(spec: RuntimeSpec, *, progress: Progress | None = None) -> Bundle:
+    """The bundle of a runtime, from the cache where the input is known.
+
+    :param spec: description, Python tag, own base, chosen patches.
+    :raises ConfigError: the description is wrong or has no such patch.
+    :raises BuildError: the wheel cannot be had, its hash differs, or the base holds no sglang.
+    :raises PatchError: a patch does not fit: patch, file and line. Nothing is kept.
+    """
+    description = load_description(spec.description)
+    patches = description.select(spec.patches)
+    name = spec.name or description.name
+    base = _base_of(spec, description, progress)
+    key = _key(base.identity, patches)
+    known = _lookup(key)
+    if known is not None:
+        return replace(known, name=name)
+
+    tree = base.open()
+    changes, applied = apply_series(tree.read, patches)
+    if progress:
+        fresh = sum(not one.already for one in applied)
+        progress(f"building from {tree.label} with {fresh} patch{'' if fresh == 1 else 'es'}")
+    bundle = _store(tree, changes, name, base.facts(tree), patches)
+    if isinstance(tree, WheelTree):
+        tree.close()
+    if _key(_base_of(spec, description, None).identity, patches) == key:
+        _write(_bundles() / "index" / key, bundle.digest.encode())
+    return replace(bundle, name=name)
+
+
+def open_bundle(path: str | Path) -> Bundle:
+    """A bundle, a vendored tree or a copy of a release: a directory with ``manifest.json``.
+
+    The tree is its ``tree/`` folder where there is one, else the directory itself. Only the manifest is checked
+    here; :func:`ddtree_ops.runtime.verify.verify_bundle` checks the files.
+
+    :raises BuildError: no manifest, or one that does not agree with its own digest.
+    """
+    folder = Path(path).expanduser()
+    try:
+        manifest = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise BuildError(
+            f"{folder} is no bundle: {MANIFEST}: {error.strerror}", hint="ddtree-ops runtime build"
+        ) from error
+    try:
+        recorded = json.loads(manifest)
+        if recorded["schema"] != _SCHEMA:
+            raise ValueError(f"schema {recorded['schema']} is not {_SCHEMA}")
+        files = tuple(
+            FileEntry(item["path"], item["mode"], item["size"], item["sha256"]) for item in recorded["files"]
+        )
+        digest = recorded["digest"]
+        if digest != digest_of(files):
+            raise ValueError("the digest does not belong to the list of files")
+        patches = tuple(patch["name"] for patch in recorded["patches"])
+        root = folder / "tree" if (folder / "tree").is_dir() else folder
+        return Bundle(digest, root, files, manifest, recorded["name"], recorded["base"]["label"], patches)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BuildError(
+            f"{folder / MANIFEST} is damaged: {error}", hint="remove the directory and build again"
+        ) from error
+
+
+def digest_of(files: Sequence[FileEntry]) -> str:
+    """sha256 over the canonical JSON of path, mode, size and sha256 of every file, sorted by path."""
+    rows = sorted([entry.path, entry.mode, entry.size, entry.sha256] for entry in files)
+    return hashlib.sha256(_canonical(rows)).hexdigest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _bundles() -> Path:
+    return cache_dir() / "bundles"
+
+
+def _key(identity: Mapping[str, Any], patches: Sequence[PatchFile]) -> str:
+    content = [_SCHEMA, identity, [[patch.name, patch.sha256] for patch in patches]]
+    return hashlib.sha256(_canonical(content)).hexdigest()
+
+
+def _base_of(spec: RuntimeSpec, description: Description, progress: Progress | None) -> _Base:
+    if spec.base is None:
+        pinned = description.base
+        sha256 = pinned.wheels.get(spec.python, "")
+        identity = {
+            "kind": "pinned",
+            "requirement": pinned.requirement,
+            "sha256": sha256,
+            "python": spec.python,
+        }
+
+        def open_pinned() -> Tree:
+            tree = WheelTree(fetch_wheel(pinned, spec.python, progress=progress))
+            for path, wanted in description.pristine.items():
+                content = tree.read(path)
+                if content is None or hashlib.sha256(content.data).hexdigest() != wanted:
+                    raise BuildError(
+                        f"{path} in {tree.label} is not the one that runtime {description.name} calls pristine",
+                        hint=f"correct pristine: in {description.directory / 'runtime.yaml'}",
+                    )
+            return tree
+
+        label = f"{pinned.requirement} {spec.python} wheel {sha256[:12]}"
+        return _Base(
+            identity, open_pinned, lambda tree: {**identity, "version": tree.version, "label": label}
+        )
+
+    path = Path(spec.base).expanduser()
+    if is_wheel(path):
+        sha256 = sha256_of(path)
+        own = {"kind": "wheel", "file": path.name, "sha256": sha256}
+        label = f"{path.name} {sha256[:12]}"
+        return _Base(
+            own, lambda: WheelTree(path), lambda tree: {**own, "version": tree.version, "label": label}
+        )
+
+    tree = open_tree(path)
+    assert isinstance(tree, DirectoryTree)
+    states = hashlib.sha256(_canonical(tree.states())).hexdigest()
+    given = {"kind": "directory", "path": str(tree.root.resolve()), "states": states}
+    facts = {"kind": "directory", "label": f"tree {spec.base}"}
+    return _Base(given, lambda: tree, lambda tree: {**facts, "version": tree.version})
+
+
+def _lookup(key: str) -> Bundle | None:
+    """The bundle of a known input; None where there is none, or where its files are not all in the cache."""
+    try:
+        digest = (_bundles() / "index" / key).read_text(encoding="ascii")
+        bundle = open_bundle(_bundles() / digest)
+        sizes = DirectoryTree(bundle.root).sizes()
+    except (OSError, UnicodeError, BuildError):
+        return None
+    whole = sizes == {entry.path: entry.size for entry in bundle.files}
+    return bundle if whole and bundle.digest == digest else None
+
+
+def _store(
+    tree: Tree,
+    changes: Mapping[str, Content | None],
+    name: str,
+    base: Mapping[str, Any],
+    patches: Sequence[PatchFile],
+) -> Bundle:
+    _bundles().mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=_bundles(), prefix=".staging-"))
+    try:
+        files = _write_tree(staging / "tree", tree, changes)
+        digest = digest_of(files)
+        manifest = _canonical(
+            {
+                "schema": _SCHEMA,
+                "digest": digest,
+                "name": name,
+                "base": base,
+                "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+                "files": [
+                    {"path": entry.path, "mode": entry.mode, "size": entry.size, "sha256": entry.sha256}
+                    for entry in files
+                ],
+            }
+        )
+        _write(staging / MANIFEST, manifest + b"\n")
+        staging.chmod(0o755)
+        final = _bundles() / digest
+        if final.exists() and not _is_whole(final, files):
+            shutil.rmtree(final)
+        with contextlib.suppress(OSError):
+            staging.rename(final)
+        if not final.is_dir():
+            raise BuildError(
+                f"the bundle could not be put at {final}", hint="is the cache directory writable?"
+            )
+        return open_bundle(final)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_whole(folder: Path, files: Sequence[FileEntry]) -> bool:
+    from ddtree_ops.runtime.verify import verify_bundle
+
+    try:
+        bundle = open_bundle(folder)
+    except BuildError:
+        return False
+    return bundle.files == tuple(files) and not verify_bundle(bundle)
+
+
+def _write_tree(root: Path, tree: Tree, changes: Mapping[str, Content | None]) -> tuple[FileEntry, ...]:
+    files: list[FileEntry] = []
+    made: set[Path] = set()
+    for path in sorted({*tree.paths(), *changes}):
+        content = changes[path] if path in changes else tree.read(path)
+        if content is None:
+            if path in changes:
+                continue
+            raise BuildError(f"{tree.label}: {path} went away while it was read")
+        place = root / path
+        if place.parent not in made:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            made.add(place.parent)
+        place.write_bytes(content.data)
+        mode = 0o755 if content.executable else 0o644
+        place.chmod(mode)
+        files.append(FileEntry(path, mode, len(content.data), hashlib.sha256(content.data).hexdigest()))
+    if not any(entry.path.startswith("sglang/") for entry in files):
+        raise BuildError(f"{tree.label} holds no sglang", hint="is it the wheel of another project?")
+    return tuple(files)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write by rename, so that nobody reads half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+    Path(temporary).chmod(0o644)
+    Path(temporary).replace(path)

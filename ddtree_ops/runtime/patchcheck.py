@@ -1,0 +1,364 @@
+"""What a tree IS: pristine, patched or something else; whether diagnostics were left in it; what its graphs hold."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from ddtree_ops.results import Verdict
+from ddtree_ops.runtime.description import Description, load_description
+from ddtree_ops.runtime.series import Content, peel_series
+from ddtree_ops.runtime.tree import open_tree
+from ddtree_ops.runtime.verify import Difference
+from ddtree_ops.sizing import RUNNER_PATH, Sizing, SizingError, prove
+
+__all__ = [
+    "Leftover",
+    "PatchCheck",
+    "PatchState",
+    "check_path",
+    "check_source",
+    "find_leftovers",
+    "shortfall",
+]
+
+DEFAULT_DESCRIPTION = "sglang-0.5.11"
+
+_LEFTOVER = re.compile(rb"\b[A-Z][A-Z0-9_]*_DIAG\b")
+_DEBRIS = (".orig", ".rej", ".bak")
+
+
+class PatchState(StrEnum):
+    """What the files that the series changes are."""
+
+    PRISTINE = "pristine"
+    """Exactly those of the base wheel."""
+    PATCHED = "patched"
+    """The base wheel with the whole series, nothing else."""
+    PARTLY = "partly"
+    """The base wheel with some of the series."""
+    FOREIGN = "foreign"
+    """Neither: somebody else's edits, or another version."""
+    MISSING = "missing"
+    """They are not there."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A diagnostic left behind. ``line`` counts from 1; 0 for a whole file (``.orig``, ``.rej``, ``.bak``)."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
+
+
+@dataclass(frozen=True)
+class PatchCheck:
+    """What :func:`check_path` and :func:`check_source` found.
+
+    :param where: what was looked at.
+    :param runtime: name of the description it was compared with.
+    :param version: of the base wheel of that description.
+    :param applied: patches of the series that are in, in order; in a foreign file too.
+    :param absent: the others.
+    :param files: sha256 of each file that the series changes; empty where there is none.
+    :param searched: number of files searched for leftovers.
+    :param edited: files that differ from the tree's own RECORD, apart from those the series changes; None where there
+        is no RECORD to compare with. A tree with DDTree has many: they are told, not judged.
+    :param sizing: what the file found gives; None where it cannot be told, see ``sizing_error``.
+    :param unpatched: what it gives without the patches; None for a foreign file without them.
+    """
+
+    where: str
+    runtime: str
+    version: str
+    state: PatchState
+    applied: tuple[str, ...]
+    absent: tuple[str, ...]
+    files: Mapping[str, str]
+    leftovers: tuple[Leftover, ...]
+    searched: int
+    edited: tuple[Difference, ...] | None
+    sizing: Sizing | None
+    sizing_error: str
+    unpatched: Sizing | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fail: leftovers, or graphs of the wrong size. Inconclusive: foreign, missing, or sizing not understood."""
+        if self.leftovers or (self.sizing is not None and not self.sizing.ok):
+            return Verdict.FAIL
+        if self.sizing is None or self.state in (PatchState.FOREIGN, PatchState.MISSING):
+            return Verdict.INCONCLUSIVE
+        return Verdict.PASS
+
+    @property
+    def ok(self) -> bool:
+        """True for a pass only."""
+        return self.verdict is Verdict.PASS
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the state, the leftovers, the sizing."""
+        runner = RUNNER_PATH.rpartition("/")[2]
+        if self.state is PatchState.MISSING:
+            return f"{', '.join(self.files) or RUNNER_PATH}: not there"
+        having = ", ".join(_short(name) for name in self.applied)
+        text = {
+            PatchState.PRISTINE: f"pristine: as in the wheel of sglang {self.version}",
+            PatchState.PATCHED: f"patched: sglang {self.version} with {having}",
+            PatchState.PARTLY: f"partly patched: {having} is in, "
+            f"{', '.join(_short(name) for name in self.absent)} is not",
+            PatchState.FOREIGN: f"foreign: not the files of sglang {self.version}"
+            + (f", though the lines of {having} are in" if having else ", patched or not"),
+        }[self.state]
+        if self.leftovers:
+            count = len(self.leftovers)
+            text += (
+                f"; {count} leftover diagnostic{'' if count == 1 else 's'}, the first at {self.leftovers[0]}"
+            )
+        if self.sizing is not None:
+            text += f"; sizes {self.sizing.figures} ({'right' if self.sizing.ok else 'WRONG'})"
+        elif self.sizing_error:
+            text += f"; {runner}: {self.sizing_error}"
+        return text
+
+    @property
+    def sentence(self) -> str:
+        """What the file without the patches gives, and what comes of it; empty where that is not known."""
+        if self.unpatched is None:
+            return ""
+        consequence = shortfall(self.unpatched)
+        if not consequence:
+            return f"The unpatched file gives {self.unpatched.figures}, which is right as well."
+        return f"The unpatched file gives {self.unpatched.figures}: {consequence}"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable form."""
+        return {
+            "where": self.where,
+            "runtime": self.runtime,
+            "state": str(self.state),
+            "verdict": str(self.verdict),
+            "summary": self.summary,
+            "applied": list(self.applied),
+            "absent": list(self.absent),
+            "files": dict(self.files),
+            "leftovers": [{"path": one.path, "line": one.line, "text": one.text} for one in self.leftovers],
+            "searched_files": self.searched,
+            "edited": None if self.edited is None else [one.to_json() for one in self.edited],
+            "sizing": self.sizing.to_json() if self.sizing else None,
+            "sizing_error": self.sizing_error,
+            "unpatched": self.unpatched.to_json() if self.unpatched else None,
+            "sentence": self.sentence,
+        }
+
+
+def shortfall(sizing: Sizing) -> str:
+    """What happens with graphs of the wrong size, in one sentence; empty where all sizes are right."""
+    for row in sizing.rows:
+        if not row.ok:
+            worker = f"the {row.worker} worker's graph under {row.algorithm}"
+            if row.tokens < row.wanted:
+                return (
+                    f"{worker} holds {row.tokens} tokens a request and is sent {row.wanted}; the first request ends "
+                    f'in "The size of tensor a ({row.tokens}) must match the size of tensor b ({row.wanted})".'
+                )
+            return f"{worker} holds {row.tokens} tokens a request and is sent only {row.wanted}."
+    return ""
+
+
+def check_path(
+    path: str | Path,
+    *,
+    description: str | Description = DEFAULT_DESCRIPTION,
+    block_size: int = 8,
+    budget: int | None = 32,
+) -> PatchCheck:
+    """Look at a bundle, a tree (site-packages, a checkout, a vendored or released tree) or a wheel.
+
+    Every ``.py`` file is searched for leftovers, and every file is compared with the tree's RECORD where it has one.
+
+    :param block_size: tokens of the drafter, root included.
+    :param budget: tree nodes, root not included; None where DDTREE is not used.
+    :raises BuildError: there is no tree of sglang, or git is missing.
+    :raises ConfigError: the description is wrong.
+    """
+    known = _description(description)
+    tree = open_tree(Path(path).expanduser())
+    leftovers: list[Leftover] = []
+    hashes: dict[str, str] = {}
+    record: Content | None = None
+    searched = 0
+    for name, content in tree.walk():
+        if name.endswith(".dist-info/RECORD"):
+            record = content
+        if name.endswith(".py"):
+            searched += 1
+            leftovers += find_leftovers(name, content.data)
+        elif name.endswith(_DEBRIS):
+            leftovers.append(Leftover(name, 0, "left by an editor or by patch"))
+        hashes[name] = _urlsafe(content.data)
+    touched = _touched(known)
+    edited = None if record is None else _edited(record.data, hashes, touched)
+    return _judge(str(path), known, tree.read, leftovers, searched, edited, block_size, budget)
+
+
+def check_source(
+    read: Callable[[str], bytes | None],
+    *,
+    where: str = "",
+    description: str | Description = DEFAULT_DESCRIPTION,
+    block_size: int = 8,
+    budget: int | None = 32,
+) -> PatchCheck:
+    """The same over any reader, such as the files of a host; only the files that the series changes are read.
+
+    :param read: content by path relative to the tree (``sglang/srt/...``), None where there is no such file.
+    :raises BuildError: git is missing.
+    """
+    known = _description(description)
+    cache: dict[str, Content | None] = {}
+
+    def remembered(path: str) -> Content | None:
+        if path not in cache:
+            data = read(path)
+            cache[path] = None if data is None else Content(data)
+        return cache[path]
+
+    leftovers: list[Leftover] = []
+    searched = 0
+    for path in dict.fromkeys([*_touched(known), RUNNER_PATH]):
+        content = remembered(path)
+        if content is not None:
+            searched += 1
+            leftovers += find_leftovers(path, content.data)
+    return _judge(where, known, remembered, leftovers, searched, None, block_size, budget)
+
+
+def find_leftovers(path: str, data: bytes) -> list[Leftover]:
+    """Diagnostics such as ``DFLASH_DIAG`` in one file, with their lines."""
+    if b"_DIAG" not in data or not _LEFTOVER.search(data):
+        return []
+    return [
+        Leftover(path, number, line.decode("utf-8", "replace").strip()[:200])
+        for number, line in enumerate(data.split(b"\n"), 1)
+        if _LEFTOVER.search(line)
+    ]
+
+
+def _description(given: str | Description) -> Description:
+    return given if isinstance(given, Description) else load_description(given)
+
+
+def _touched(description: Description) -> tuple[str, ...]:
+    return tuple(
+        dict.fromkeys([*description.pristine, *(f for patch in description.patches for f in patch.files)])
+    )
+
+
+def _judge(
+    where: str,
+    description: Description,
+    read: Callable[[str], Content | None],
+    leftovers: Iterable[Leftover],
+    searched: int,
+    edited: tuple[Difference, ...] | None,
+    block_size: int,
+    budget: int | None,
+) -> PatchCheck:
+    contents = {path: read(path) for path in _touched(description)}
+    files = {path: hashlib.sha256(one.data).hexdigest() if one else "" for path, one in contents.items()}
+    names = tuple(patch.name for patch in description.patches)
+    below: Mapping[str, Content | None] = contents
+    applied: tuple[str, ...] = ()
+    if not any(files.values()):
+        state = PatchState.MISSING
+    elif _is_pristine(contents, description):
+        state = PatchState.PRISTINE
+    else:
+        peeled, applied = peel_series(contents.get, description.patches)
+        below = {**contents, **peeled}
+        if not _is_pristine(below, description):
+            state = PatchState.FOREIGN
+        else:
+            state = PatchState.PATCHED if applied == names else PatchState.PARTLY
+
+    runner = contents[RUNNER_PATH] if RUNNER_PATH in contents else read(RUNNER_PATH)
+    sizing, problem = _sizing(runner, block_size, budget)
+    unpatched = None
+    if state is not PatchState.FOREIGN or applied:
+        unpatched, _ = _sizing(below.get(RUNNER_PATH, runner), block_size, budget)
+    return PatchCheck(
+        where=where,
+        runtime=description.name,
+        version=description.base.version,
+        state=state,
+        applied=applied,
+        absent=tuple(name for name in names if name not in applied),
+        files=files,
+        leftovers=tuple(leftovers),
+        searched=searched,
+        edited=edited,
+        sizing=sizing,
+        sizing_error=problem,
+        unpatched=unpatched,
+    )
+
+
+def _is_pristine(contents: Mapping[str, Content | None], description: Description) -> bool:
+    for path, content in contents.items():
+        found = hashlib.sha256(content.data).hexdigest() if content else None
+        if found != description.pristine.get(path):
+            return False
+    return True
+
+
+def _sizing(runner: Content | None, block_size: int, budget: int | None) -> tuple[Sizing | None, str]:
+    if runner is None:
+        return None, f"{RUNNER_PATH} is not there"
+    try:
+        return prove(runner.data.decode("utf-8"), block_size=block_size, budget=budget), ""
+    except (SizingError, UnicodeDecodeError) as error:
+        return None, str(error)
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _edited(record: bytes, hashes: Mapping[str, str], touched: Iterable[str]) -> tuple[Difference, ...]:
+    recorded = {
+        row[0]: row[1].removeprefix("sha256=")
+        for row in csv.reader(record.decode("utf-8", "replace").splitlines())
+        if len(row) == 3 and row[0].startswith("sglang/") and "__pycache__" not in row[0]
+    }
+    there = {path: found for path, found in hashes.items() if path.startswith("sglang/")}
+    differences = []
+    for path in sorted((recorded.keys() | there.keys()) - set(touched)):
+        wanted, found = recorded.get(path, ""), there.get(path, "")
+        if wanted == found:
+            continue
+        kind: Literal["missing", "changed", "extra"] = (
+            "missing" if not found else "changed" if path in recorded else "extra"
+        )
+        differences.append(Difference(path, kind, _hex(wanted), _hex(found)))
+    return tuple(differences)
+
+
+def _hex(urlsafe: str) -> str:
+    return base64.urlsafe_b64decode(urlsafe + "=" * (-len(urlsafe) % 4)).hex()
+
+
+def _short(name: str) -> str:
+    return name.partition("-")[0]

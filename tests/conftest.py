@@ -1,0 +1,110 @@
+"""Fixtures of all layers: a private home, and lab hosts of the test run's own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops import lab as lab_hosts
+from ddtree_ops.lab.image import images_dir
+from ddtree_ops.paths import cache_dir
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Lab hosts of this test run.
+
+    :param hosts: by name, as ``lab.up`` returned them.
+    :param env: environment for processes that are to see this lab (``ddtree-ops`` itself).
+    :param inventory: the shipped lab inventory.
+    """
+
+    hosts: dict[str, lab_hosts.LabHost]
+    env: dict[str, str]
+    inventory: Path
+    directory: Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The developer's ssh keys, agent, settings and running lab stay out of the tests; caches are shared."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDTREE_OPS_LAB_IMAGES", str(images_dir()))
+        patch.setenv("XDG_CACHE_HOME", str(cache_dir().parent))
+        patch.setenv("HOME", str(home))
+        patch.setenv("XDG_STATE_HOME", str(home / "state"))
+        patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+        patch.setenv("DDTREE_OPS_LAB_DIR", str(home / "lab"))
+        for name in ("DDTREE_OPS_LAB_NET", "DDTREE_OPS_INVENTORY", "SSH_AUTH_SOCK", "SSH_ASKPASS"):
+            patch.delenv(name, raising=False)
+        yield home
+
+
+@contextmanager
+def lab_net() -> Iterator[str]:
+    """A network 127.0.N that no lab and no other test run on this machine uses."""
+    images_dir().mkdir(parents=True, exist_ok=True)
+    for number in range(1, 255):
+        with ExitStack() as stack:
+            lock = stack.enter_context((images_dir() / f".net-127.0.{number}.lock").open("a"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for host in (11, 12):
+                    probe = stack.enter_context(socket.socket())
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((f"127.0.{number}.{host}", lab_hosts.SSH_PORT))
+                    probe.close()
+            except OSError:
+                continue
+            yield f"127.0.{number}"
+            return
+    raise RuntimeError("no free network 127.0.N for a lab")
+
+
+@contextmanager
+def require_lab() -> Iterator[None]:
+    """Skip or fail, with the reason, where lab hosts cannot run."""
+    if os.environ.get("DDTREE_OPS_SKIP_LAB") == "1":
+        pytest.skip("lab tests are left out: DDTREE_OPS_SKIP_LAB=1")
+    problems = lab_hosts.missing()
+    if problems:
+        lines = "\n  ".join(problems)
+        pytest.fail(
+            f"lab hosts cannot run here, missing:\n  {lines}\n(DDTREE_OPS_SKIP_LAB=1 leaves these tests out)",
+            pytrace=False,
+        )
+    yield
+
+
+@pytest.fixture(scope="session")
+def lab(private_home: Path) -> Iterator[Lab]:
+    """Both lab hosts, up for the whole test run, on addresses of their own; taken down at its end."""
+    with require_lab(), lab_net() as net, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDTREE_OPS_LAB_NET", net)
+        try:
+            hosts = {host.name: host for host in lab_hosts.up()}
+            yield Lab(hosts, dict(os.environ), ROOT / "inventories" / "lab.yaml", private_home / "lab")
+        finally:
+            lab_hosts.down()
+
+
+@pytest.fixture
+def spare_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty second lab, for tests that start and stop hosts. Yields its folder."""
+    with require_lab(), lab_net() as net:
+        monkeypatch.setenv("DDTREE_OPS_LAB_NET", net)
+        monkeypatch.setenv("DDTREE_OPS_LAB_DIR", str(tmp_path / "lab"))
+        try:
+            yield tmp_path / "lab"
+        finally:
+            lab_hosts.down()

@@ -1,0 +1,155 @@
+"""The main job, end to end, on lab hosts: real ssh, systemd, journal; the commands as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+
+def run(lab, *argv: str, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", *argv],
+        env=lab.env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def deploy(lab, *argv: str) -> tuple[int, dict, str]:
+    done = run(lab, "deploy", *argv, "--json")
+    assert done.stdout.strip(), done.stderr
+    results = json.loads(done.stdout)
+    assert len(results) == 1
+    return done.returncode, results[0], done.stderr
+
+
+def unit(lab, host: str) -> dict[str, str]:
+    done = run(lab, "lab", "ssh", host, "systemctl", "show", "sglang-k26-ddtree.service")
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+@pytest.fixture(scope="module")
+def fresh(lab):
+    for host in ("ct200", "b300"):
+        lab.reset(host)
+    return lab
+
+
+class TestStory:
+    """In order: each chapter starts where the one before ended."""
+
+    def test_1_the_unpatched_runtime_dies_on_the_first_request_and_is_explained(self, fresh):
+        code, result, log = deploy(fresh, "ct200", "--runtime", "sglang-0.5.11-stock")
+        assert code == 5, log
+        assert result["outcome"] == "failed"
+        cause = result["diagnosis"]["diagnoses"][0]
+        assert cause["signature"] == "ddtree-graph-size"
+        for part in ("8 = 1 x block_size 8", "33 = 1 x (budget 32 + 1)", "sized for the draft", "0001"):
+            assert part in cause["explanation"]
+        assert len(cause["ranks"]) == 8
+        assert "stopped" in result["error"]
+        assert unit(fresh, "ct200")["ActiveState"] != "active"
+
+    def test_2_the_patched_runtime_serves(self, fresh):
+        code, result, log = deploy(fresh, "ct200")
+        assert code == 0, log
+        assert result["outcome"] == "deployed"
+        verdicts = {check["name"]: check["verdict"] for check in result["checks"]}
+        assert set(verdicts.values()) == {"pass"}, verdicts
+        assert {"smoke.completion", "smoke.stable", "smoke.speculation", "signatures"} <= set(verdicts)
+        state = unit(fresh, "ct200")
+        assert (state["ActiveState"], state["NRestarts"]) == ("active", "0")
+
+    def test_3_again_changes_nothing_and_restarts_nothing(self, fresh):
+        before = unit(fresh, "ct200")["InvocationID"]
+        code, result, log = deploy(fresh, "ct200")
+        assert code == 0, log
+        assert result["outcome"] == "unchanged"
+        assert result["plan"]["changes"] == []
+        assert unit(fresh, "ct200")["InvocationID"] == before
+
+    def test_4_the_plan_of_a_change_is_shown_and_nothing_is_done(self, fresh):
+        before = unit(fresh, "ct200")["InvocationID"]
+        done = run(fresh, "deploy", "ct200", "--dry-run", "--set", "speculative.budget=16")
+        assert done.returncode == 0, done.stderr
+        assert "-  --speculative-ddtree-budget 32 \\" in done.stdout
+        assert "+  --speculative-ddtree-budget 16 \\" in done.stdout
+        assert unit(fresh, "ct200")["InvocationID"] == before
+
+    def test_5_a_bad_change_is_rolled_back_and_the_good_release_serves(self, fresh):
+        code, result, log = deploy(fresh, "ct200", "--set", "args.cuda-graph-max-bs=4096")
+        assert code == 7, log
+        assert result["outcome"] == "rolled-back"
+        assert result["diagnosis"]["diagnoses"][0]["signature"] == "oom-capture"
+        assert "serves again" in result["error"]
+        smoke = run(fresh, "smoke", "ct200", "--prompt", "quicksort")
+        assert smoke.returncode == 0, smoke.stdout + smoke.stderr
+        code, result, log = deploy(fresh, "ct200")
+        assert (code, result["outcome"]) == (0, "unchanged"), log
+
+    def test_6_a_typo_in_a_flag_ends_at_once_and_is_rolled_back(self, fresh):
+        code, result, log = deploy(fresh, "ct200", "--set", "args.mem-fraction-statik=0.8")
+        assert code == 7, log
+        assert "mem-fraction-statik" in json.dumps(result["diagnosis"])
+
+    def test_7_the_first_crash_is_still_found_in_the_journal(self, fresh):
+        done = run(fresh, "logs", "ct200", "--grep", "size of tensor", "--invocation", "all")
+        assert done.returncode == 0, done.stderr
+        assert "The size of tensor a (8) must match the size of tensor b (33)" in done.stdout
+        assert "searched" in done.stdout + done.stderr
+
+    def test_8_an_unreachable_host_does_not_stop_the_other(self, fresh):
+        fresh.down("b300")
+        try:
+            done = run(fresh, "deploy", "ct200", "b300", "--json")
+        finally:
+            fresh.up("b300")
+        outcomes = {result["host"]: result["outcome"] for result in json.loads(done.stdout)}
+        assert outcomes == {"ct200": "unchanged", "b300": "failed"}
+        assert done.returncode == 4
+
+
+def test_a_host_reached_through_sudo_and_speaking_french(fresh):
+    code, result, log = deploy(fresh, "b300")
+    assert code == 0, log
+    assert result["outcome"] == "deployed"
+
+
+def test_two_deploys_at_once_one_gets_the_name_of_the_other(fresh):
+    from ddtree_ops.inventory import connect_spec, load_inventory, select
+    from ddtree_ops.remote import connect
+    from ddtree_ops.service.layout import Layout
+
+    (target,) = select(load_inventory(str(fresh.inventory)), ["b300"])
+    with connect(connect_spec(target.host)) as session:
+        assert session.acquire_lock(Layout.of(target).lock, {"who": "ann", "origin": "desk"}) is None
+        done = run(fresh, "deploy", "b300")
+    assert done.returncode == 6
+    assert "ann on desk" in done.stderr
+
+
+def test_preflight_names_every_problem_and_changes_nothing(fresh):
+    done = run(
+        fresh,
+        "deploy",
+        "b300",
+        "--set",
+        "model=/root/models/nowhere",
+        "--set",
+        "venv=/root/nowhere",
+        "--set",
+        "port=22022",
+    )
+    assert done.returncode == 5
+    text = done.stdout + done.stderr
+    assert "/root/models/nowhere: no config.json" in text
+    assert "/root/nowhere/bin/python is missing" in text
+    assert "port 22022 is taken" in text
+    assert "nothing was changed" in text
