@@ -108,7 +108,14 @@ def measure(spec: ConnectSpec, session: Session, tree: Path, repeat: int) -> int
                     "manifest": manifest,
                 }
                 job.write_text(json.dumps(work), encoding="utf-8")
-                rsync = ["rsync", "-a", "-e", shlex.join(ssh_words(spec)), f"{tree}/", f"{spec.name}:{root}/rsync/"]
+                rsync = [
+                    "rsync",
+                    "-a",
+                    "-e",
+                    shlex.join(ssh_words(spec)),
+                    f"{tree}/",
+                    f"{spec.name}:{root}/rsync/",
+                ]
                 ours = [sys.executable, str(Path(__file__).resolve()), CHILD, str(job)]
                 for name in ("fresh", "same"):
                     times[f"rsync {name}"].append(timed(rsync)[0])
@@ -130,8 +137,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("host", nargs="?", help="host of the inventory (default: its first)")
     parser.add_argument("-i", "--inventory", default=os.environ.get("DDTREE_OPS_INVENTORY", "lab"))
-    parser.add_argument("--spec", type=json.loads, help='instead of an inventory: JSON of a ConnectSpec, {"name": ...}')
-    parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1], help="the tree to push")
+    parser.add_argument(
+        "--spec", type=json.loads, help='instead of an inventory: JSON of a ConnectSpec, {"name": ...}'
+    )
+    parser.add_argument(
+        "--tree", type=Path, default=Path(__file__).resolve().parents[1], help="the tree to push"
+    )
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
     spec = ConnectSpec(**args.spec) if args.spec else spec_of(args.inventory, args.host)

@@ -28,8 +28,11 @@ def register(app: typer.Typer) -> None:
 def up(names: Names = None) -> None:
     """Build the image if needed and boot the hosts; those that run are left alone."""
     from ddtree_ops.lab import hosts
+    from ddtree_ops.report.progress import progress_for
 
-    for host in hosts.up(names, progress=lambda text: err.print(text, style="dim", markup=False)):
+    with progress_for(err) as report:
+        running = hosts.up(names, progress=report)
+    for host in running:
         out.print(f"{host.name} is up at {host.address}:{host.port}", markup=False)
     out.print("next: ddtree-ops -i lab deploy ct200", markup=False)
 
@@ -38,8 +41,10 @@ def up(names: Names = None) -> None:
 def down(names: Names = None) -> None:
     """Power the hosts off, unmount and forget their disks."""
     from ddtree_ops.lab import hosts
+    from ddtree_ops.report.progress import progress_for
 
-    hosts.down(names)
+    with progress_for(err) as report:
+        hosts.down(names, progress=report)
     out.print("down")
 
 
@@ -47,6 +52,7 @@ def down(names: Names = None) -> None:
 def status(as_json: JsonOption = False) -> None:
     """Which lab hosts run, where, since when."""
     from dataclasses import asdict
+    from datetime import UTC, datetime
 
     from ddtree_ops.lab import hosts
 
@@ -55,7 +61,11 @@ def status(as_json: JsonOption = False) -> None:
         print_json([asdict(host) for host in found])
         return
     for host in found:
-        out.print(host.describe(), markup=False)
+        since = f" since {datetime.fromtimestamp(host.since, UTC):%Y-%m-%d %H:%M:%SZ}" if host.since else ""
+        detail = f" ({host.detail})" if host.detail else ""
+        out.print(
+            f"{host.name}  {host.user}@{host.address}:{host.port}  {host.state}{since}{detail}", markup=False
+        )
 
 
 @lab_app.command("ssh", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -63,7 +73,7 @@ def ssh(context: typer.Context, name: Annotated[str, typer.Argument(help="Lab ho
     """Log in to a lab host, or run a command there."""
     from ddtree_ops.lab import hosts
 
-    argv = [*hosts.ssh_argv(name), *context.args]
+    argv = hosts.ssh_argv(name, context.args)
     os.execvp(argv[0], argv)
 
 

@@ -220,14 +220,13 @@ def diagnose(
 
 
 def _diagnose_file(name: str) -> DiagnosisReport:
-    from ddtree_ops.diagnose.api import ServiceFacts
     from ddtree_ops.diagnose.api import diagnose as explain
     from ddtree_ops.diagnose.lines import read_log
 
     if name == "-":
-        return explain(read_log(sys.stdin.buffer), ServiceFacts())
+        return explain(read_log(sys.stdin.buffer))
     with Path(name).open("rb") as stream:
-        return explain(read_log(stream), ServiceFacts())
+        return explain(read_log(stream))
 
 
 def _follow(

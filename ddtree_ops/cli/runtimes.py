@@ -140,9 +140,9 @@ def vendor(
 @patch_app.command("list")
 def list_patches(as_json: JsonOption = False) -> None:
     """The shipped patch series."""
-    from ddtree_ops.runtime import list_descriptions
+    from ddtree_ops.runtime import list_descriptions, load_description
 
-    descriptions = list_descriptions()
+    descriptions = [load_description(name) for name in list_descriptions()]
     if as_json:
         print_json(
             [
@@ -221,7 +221,7 @@ def _print_check(what: str, result: PatchCheck) -> None:
                 row.worker, row.algorithm, str(row.tokens), str(row.wanted), "ok" if row.ok else "WRONG"
             )
         out.print(table)
-    for line in result.notes:
-        out.print(f"  {line}", markup=False, soft_wrap=True)
+    if result.sentence:
+        out.print(f"  {result.sentence}", markup=False, soft_wrap=True)
     for leftover in result.leftovers:
         out.print(f"  leftover diagnostic: {leftover}", markup=False, soft_wrap=True, style="yellow")

@@ -43,6 +43,7 @@ from ddtree_ops.remote.session import Reply, Request, Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Reporter, Verdict, worst
 from ddtree_ops.secret import redact
 from ddtree_ops.service.control import UnitControl
+from ddtree_ops.service.journal import Entry
 from ddtree_ops.service.layout import Layout
 from ddtree_ops.service.state import UnitState
 from ddtree_ops.service.unit import render_unit
@@ -126,7 +127,8 @@ class Deployment:
         self._note = ""
         self._verified_on_push = False
         self._invocation: str | None = None
-        self._lines: list[Any] | None = None
+        self._entries: list[Entry] | None = None
+        self._patched: bool | None = None
         self.state_left = "nothing was changed"
         self.worth_explaining = False
 
@@ -179,12 +181,7 @@ class Deployment:
             if self.observed.state.running and self.observed.release:
                 self.state_left = f"nothing was changed: release {self.observed.release[:12]} keeps serving"
             facts = parse_facts(probe.data[: probe.values["stdout"]])
-            results = judge(
-                self.target,
-                facts,
-                port_owner=self.control.port_owner(self.target.service.port),
-                unit=self.target.service.unit,
-            )
+            results = judge(self.target, facts, self.control.port_owner(self.target.service.port))
             self.checks += results
             bad = [result for result in results if result.verdict is Verdict.FAIL]
             if bad:
@@ -251,7 +248,7 @@ class Deployment:
 
     def verify(self) -> None:
         """Read the published release back and prove the sizing of its runner."""
-        from ddtree_ops.runtime import check_source, compare
+        from ddtree_ops.runtime import PatchState, check_source, compare
 
         bundle = self._need(self.bundle)
         with self.phase("verify"):
@@ -270,6 +267,7 @@ class Deployment:
                 block_size=speculative.block_size if speculative else 8,
                 budget=speculative.budget if speculative else None,
             )
+            self._patched = not check.absent if check.state is not PatchState.FOREIGN else None
             self._note = f"{len(bundle.files)} files as built; runner {check.summary}"
 
     def activate(self) -> None:
@@ -302,12 +300,13 @@ class Deployment:
             ready = wait_ready(
                 self.session,
                 self.target,
+                invocation=self._invocation,
                 report=self._report,
                 load_timeout=load_timeout,
                 stall_timeout=stall_timeout,
             )
             self._invocation = ready.invocation
-            self._note = f"ready after {ready.ready_s:.1f} s: {ready.describe()}"
+            self._note = ready.result().summary
 
     def smoke(
         self,
@@ -320,23 +319,20 @@ class Deployment:
         """One real completion, then the unit is held; see :mod:`ddtree_ops.checks.smoke`."""
         if self._settled:
             return
-        from ddtree_ops.checks.smoke import smoke
+        from ddtree_ops.checks.smoke import run_smoke
 
-        health = self.target.service.health
         self.worth_explaining = True
         with self.phase("smoke"):
-            self._judge(
-                smoke(
-                    self.session,
-                    self.target,
-                    prompt=prompt or health.prompt,
-                    max_tokens=max_tokens or health.max_tokens,
-                    window=health.window if window is None else window,
-                    request_timeout=health.request_timeout,
-                    min_accept_length=min_accept_length or health.min_accept_length,
-                    report=self._report,
-                )
+            found = run_smoke(
+                self.session,
+                self.target,
+                prompt=prompt,
+                max_tokens=max_tokens,
+                window=window,
+                min_accept_length=min_accept_length,
+                report=self._report,
             )
+            self._judge([check for check in found.results if check.name != "signatures"])
 
     def signatures(self) -> None:
         """Scan the invocation's journal for fatal signatures."""
@@ -346,14 +342,15 @@ class Deployment:
 
         self.worth_explaining = True
         with self.phase("signatures"):
-            result, diagnosis = signatures(self.session, self.target, invocation=self._invocation)
-            self.diagnosis = diagnosis
+            result, self.diagnosis = signatures(
+                self.session, self.target, invocation=self._invocation, patched=self._patched
+            )
             self._judge([result])
 
     def start(self) -> None:
         """Start the unit as it is."""
         with self.phase("start"):
-            self._note = str(self.control.start() or "")
+            self._note = self.control.start().describe()
 
     def stop(self) -> None:
         """Stop the unit; says whether it drained."""
@@ -363,8 +360,7 @@ class Deployment:
     def restart(self) -> None:
         """Restart the unit as it is."""
         with self.phase("restart"):
-            self.control.stop()
-            self.control.start()
+            self._note = self.control.restart().describe()
 
     def accept(self) -> None:
         """Record that the activation under way passed."""
@@ -379,7 +375,7 @@ class Deployment:
         """Keep the journal, the unit and the results before anything else happens to the host."""
         with self.phase("capture"):
             entries = list(self.control.entries(invocation=self._invocation or "current"))
-            self._lines = entries
+            self._entries = entries
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             folder = paths.state_dir() / "evidence" / f"{self.target.name.replace('/', '-')}-{stamp}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -399,12 +395,15 @@ class Deployment:
 
     def diagnose(self) -> None:
         """Explain the failed invocation from its journal."""
-        from ddtree_ops.checks.signatures import signatures
+        from ddtree_ops.diagnose.api import diagnose
+        from ddtree_ops.diagnose.facts import ServiceFacts
+        from ddtree_ops.diagnose.lines import from_entries
 
         with self.phase("diagnose"):
-            _, self.diagnosis = signatures(
-                self.session, self.target, invocation=self._invocation, entries=self._lines
-            )
+            if self._entries is None:
+                self._entries = list(self.control.entries(invocation=self._invocation or "current"))
+            facts = ServiceFacts.of(self.target, patched=self._patched)
+            self.diagnosis = diagnose(from_entries(self._entries), facts)
             self._note = self.diagnosis.headline()
             if self.evidence is not None:
                 text = json.dumps(self.diagnosis.to_json(), indent=1, ensure_ascii=False, default=str)
@@ -421,7 +420,7 @@ class Deployment:
             )
             good = self._need(self.observed).history.last_good()
             if good is None:
-                self.control.stop()
+                self._stop_if_there()
                 self.state_left = (
                     f"{self.target.service.unit} is stopped; no earlier release of it ever passed here, "
                     f"the failed one stays in {self.layout.releases}"
@@ -505,13 +504,15 @@ class Deployment:
         self.activation = self._announce(release, unit_text, plan, reason)
         self.state_left = f"{service.unit} is being switched to {release[:12]}"
         self.worth_explaining = True
-        self.control.stop()
+        self._stop_if_there()
         self.session.swap_link(self.layout.current, self.layout.link_target(release))
         self.control.install(self.layout.unit_path, unit_text)
-        self.control.start()
-        state = self.control.state()
-        self._invocation = state.invocation_id or None
+        self._invocation = self.control.start().state.invocation_id or None
         self.state_left = f"{service.unit} was started from {release[:12]} and is not validated"
+
+    def _stop_if_there(self) -> None:
+        if self.control.state().exists:
+            self.control.stop()
 
     def _announce(self, release: str, unit_text: str, plan: str, reason: str) -> Activation:
         activation = new_activation(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +18,7 @@ from ddtree_ops.results import Verdict
 __all__ = ["Activation", "History", "activation_line", "new_activation", "parse_history", "verdict_line"]
 
 _SCHEMA = 1
+_FIELDS = ("id", "time", "release", "unit_sha256", "plan", "who", "origin", "reason")
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,11 @@ def parse_history(content: bytes | None) -> History:
 
 def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
     if record["event"] == "activate":
-        fields = {name: str(record[name]) for name in _activation_fields()}
+        fields: dict[str, Any] = {name: str(record[name]) for name in _FIELDS}
         found[fields["id"]] = Activation(**fields)
     elif record["event"] == "verdict":
         known = found[record["id"]]
         found[known.id] = replace(known, verdict=Verdict(record["verdict"]), summary=str(record["summary"]))
-
-
-def _activation_fields() -> Iterable[str]:
-    return ("id", "time", "release", "unit_sha256", "plan", "who", "origin", "reason")
 
 
 def _dump(record: dict[str, Any]) -> str:

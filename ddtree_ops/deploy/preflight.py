@@ -10,6 +10,7 @@ from typing import Any
 
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Verdict
+from ddtree_ops.service.control import PortOwner
 
 __all__ = ["PROBE", "Facts", "judge", "parse_facts", "probe_argv"]
 
@@ -121,12 +122,10 @@ def parse_facts(stdout: bytes) -> Facts:
     )
 
 
-def judge(
-    target: Target, facts: Facts, *, port_owner: tuple[int, str] | None, unit: str
-) -> list[CheckResult]:
+def judge(target: Target, facts: Facts, owners: Sequence[PortOwner]) -> list[CheckResult]:
     """One result a fact; pure.
 
-    :param port_owner: pid and unit (or command) that listens on the service's port; None when it is free.
+    :param owners: who listens on the service's port.
     """
     service = target.service
     gib = facts.free_bytes / 2**30
@@ -161,20 +160,26 @@ def judge(
     ]
     if service.drafter and facts.drafter is not None:
         results.append(_weights("drafter", service.drafter, facts.drafter))
-    free_or_ours = port_owner is None or port_owner[1] == unit
-    owner = f"pid {port_owner[0]} ({port_owner[1]})" if port_owner else ""
+    strangers = [owner for owner in owners if owner.unit != service.unit and _collides(owner.address, service.bind)]
     results.append(
         _result(
             "port",
-            free_or_ours,
-            f"port {service.port} {'ours' if port_owner else 'free'}",
-            f"port {service.port} is taken by {owner}",
+            not strangers,
+            f"port {service.port} {'ours' if owners else 'free'}",
+            f"port {service.port} is taken by {'; '.join(owner.describe() for owner in strangers)}",
             f"stop it, or give the service another port: --set port={service.port + 1}",
         )
     )
     if target.host.gpu is not None:
         results.append(_gpus(target, facts))
     return results
+
+
+def _collides(listening: str, bind: str) -> bool:
+    """Two listeners on one port are in each other's way on the same address, or where one of them takes all."""
+    address = listening.rpartition(":")[0].strip("[]")
+    everywhere = {"0.0.0.0", "::", "*", ""}
+    return address == bind or address in everywhere or bind in everywhere
 
 
 def _weights(what: str, path: str, found: Mapping[str, Any]) -> CheckResult:

@@ -327,6 +327,8 @@ _SECRET_NAME = re.compile(
     r"(?:api_key|password|secret|authorization|(?:access|auth|hf|hub)_token)", re.IGNORECASE
 )
 _OPEN, _CLOSE = "([{", ")]}"
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.?)*(?:'|\Z)|"(?:[^"\\]|\\.?)*(?:"|\Z)|[][(){},=]""", re.DOTALL)
+_TELLTALE = re.compile(r"key|token|secret|passw|auth", re.IGNORECASE)
 
 
 def parse_server_args(text: str) -> dict[str, Any] | None:
@@ -338,30 +340,26 @@ def parse_server_args(text: str) -> dict[str, Any] | None:
     if start < 0:
         return None
     values: dict[str, Any] = {}
-    depth, quote, name, begin = 0, "", "", start + len("ServerArgs(")
-    index, length = begin, min(len(text), start + (1 << 17))
-    while index < length:
-        char = text[index]
-        if quote:
-            if char == "\\":
-                index += 1
-            elif char == quote:
-                quote = ""
-        elif char in "'\"":
-            quote = char
-        elif char in _OPEN:
+    depth, name, begin = 0, "", start + len("ServerArgs(")
+    for token in _TOKEN.finditer(text, begin, start + (1 << 17)):
+        char = token[0][0]
+        if char in "'\"":
+            continue
+        if char in _OPEN:
             depth += 1
         elif char in _CLOSE and depth:
             depth -= 1
-        elif depth == 0 and char == "=" and not name:
-            name, begin = text[begin:index].strip(), index + 1
-        elif depth == 0 and (char == "," or char == ")"):
+        elif depth:
+            continue
+        elif char == "=":
+            if not name:
+                name, begin = text[begin : token.start()].strip(), token.end()
+        else:
             if name.isidentifier():
-                values[name] = _value(name, text[begin:index].strip())
-            name, begin = "", index + 1
+                values[name] = _value(name, text[begin : token.start()].strip())
+            name, begin = "", token.end()
             if char == ")":
                 break
-        index += 1
     return values
 
 
@@ -372,7 +370,7 @@ def _value(name: str, raw: str) -> Any:
     if _SECRET_NAME.search(name):
         return MASK
     if len(raw) >= 2 and raw[0] in "'\"" and raw[-1] == raw[0]:
-        return redact(raw[1:-1])
+        return redact(raw[1:-1]) if _TELLTALE.search(raw) else raw[1:-1]
     for kind in (int, float):
         try:
             return kind(raw)

@@ -399,17 +399,17 @@ def parse_document(
     :param defer: leave what is wrong in ``problems`` (a syntax error is raised all the same).
     :raises ConfigError: a syntax error (``file:line:column``), or every duplicate key, odd value and unset variable.
     """
-    try:
-        node = yaml.compose(text, Loader=_LOADER)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{source} is not valid YAML", details=(_syntax_problem(source, text, error),), hint=hint
-        ) from error
-    if node is None:
-        raise ConfigError(f"{source} is empty", details=(f"{source}:1: the file holds nothing",), hint=hint)
     builder = _Builder(source, env)
     try:
+        node = yaml.compose(text, Loader=_LOADER)
+        if node is None:
+            raise ConfigError(
+                f"{source} is empty", details=(f"{source}:1: the file holds nothing",), hint=hint
+            )
         data = builder.build(node, ())
+    except yaml.YAMLError as error:
+        details = (_syntax_problem(source, text, error),)
+        raise ConfigError(f"{source} is not valid YAML", details=details, hint=hint) from error
     except RecursionError as error:
         raise ConfigError(f"{source} is nested too deeply", hint=hint) from error
     if builder.problems and not defer:

@@ -84,16 +84,16 @@ def _run_one(playbook: Playbook, target: Target, connect: Connector, report: Rep
         return Result(target.name, target.service.name, Outcome.FAILED, error=error)
     with session:
         deployment = Deployment(target, session, report)
-        error = _run_steps(deployment, playbook)
+        failure = _run_steps(deployment, playbook)
         return Result(
             target.name,
             target.service.name,
-            _outcome(deployment, error),
+            _outcome(deployment, failure),
             plan=deployment.plan,
             checks=deployment.checks,
             diagnosis=deployment.diagnosis,
             evidence=deployment.evidence,
-            error=error,
+            error=failure,
             seconds=deployment.seconds,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddtree_ops.remote.files import FileEntry, scan_tree
 from ddtree_ops.remote.local import connect_local
 from ddtree_ops.remote.session import (
+    AgentError,
     Completed,
     DirEntry,
     Disk,
@@ -17,6 +18,7 @@ from ddtree_ops.remote.session import (
 from ddtree_ops.remote.ssh import ConnectSpec, connect
 
 __all__ = [
+    "AgentError",
     "Completed",
     "ConnectSpec",
     "DirEntry",

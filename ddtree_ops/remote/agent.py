@@ -354,12 +354,13 @@ def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 
 def stop_child(child: subprocess.Popen[bytes]) -> None:
     """End a command and its process group: SIGTERM, then SIGKILL after half a second."""
-    if child.poll() is None:
-        signal_group(child, signal.SIGTERM)
-        try:
-            child.wait(0.5)
-        except subprocess.TimeoutExpired:
-            pass
+    if child.poll() is not None:
+        return
+    signal_group(child, signal.SIGTERM)
+    try:
+        child.wait(0.5)
+    except subprocess.TimeoutExpired:
+        pass
     signal_group(child, signal.SIGKILL)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ddtree_ops.errors import RemoteError
+from ddtree_ops.remote.session import AgentError
 
 if TYPE_CHECKING:
     from ddtree_ops.remote.session import Session, Stream
@@ -37,8 +37,8 @@ class _Events:
         while True:
             try:
                 event = self._stream.get(wait)
-            except RemoteError as error:
-                kind = _ERRORS.get(getattr(error, "code", ""))
+            except AgentError as error:
+                kind = _ERRORS.get(error.code)
                 if kind is None:
                     raise
                 raise kind(error.message, request=self._request) from error

@@ -52,7 +52,6 @@ class PipeTransport:
         self._process.wait()
 
     def release(self) -> None:
-        """Close what is left open; nobody may be reading any more."""
         self._stdout.close()
         self._stderr.close()
 

@@ -59,6 +59,9 @@ class Transport(Protocol):
     def abort(self) -> None:
         """Drop the connection at once: ``send`` and ``recv`` in other threads end."""
 
+    def release(self) -> None:
+        """Free what is left after ``close``; nobody reads any more."""
+
     def diagnostics(self) -> str:
         """The end of what came on the agent's stderr."""
 

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
 __all__ = [
+    "AgentError",
     "Completed",
     "DirEntry",
     "Disk",
@@ -178,6 +180,16 @@ def explain_start(
     )
 
 
+class AgentError(RemoteError):
+    """A failure that the agent reported; ``code`` is its stable name (``no_space``, ``refused``, ``ENOENT`` ...)."""
+
+    def __init__(
+        self, message: str, *, code: str, host: str, hint: str = "", details: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, host=host, hint=hint, details=details)
+        self.code = code
+
+
 class _Call:
     """A request under way on this side: where its frames arrive."""
 
@@ -303,10 +315,8 @@ class Session:
         threading.Thread(target=self._beat, name=f"beat-{host}", daemon=True).start()
 
     def _greet(self, start: bytes, deadline: float, python: str) -> None:
-        try:
+        with suppress(OSError):
             self._transport.send(start)
-        except OSError:
-            self._transport.abort()
         try:
             up = self._hello.get(timeout=deadline)
         except Empty:
@@ -434,7 +444,7 @@ class Session:
             frame = call.frames.get(timeout=max(0.0, deadline))
         except Empty:
             raise DeadlineError(
-                f"{call.op}: no answer from the host within {deadline:.0f} s",
+                f"{call.op}: no answer from the host within {deadline:g} s",
                 host=self.host,
                 hint="the host is overloaded or a disk hangs; check it, then run the command again",
             ) from None
@@ -454,16 +464,15 @@ class Session:
         return Reply(head["values"], data)
 
     def _error(self, error: Mapping[str, Any], op: str, deadline: float | None = None) -> RemoteError:
-        kind = DeadlineError if error["code"] == "deadline" else RemoteError
-        limit = f" ({deadline:.0f} s)" if kind is DeadlineError and deadline is not None else ""
-        made = kind(
-            f"{op}: {error['message']}{limit}",
-            host=self.host,
-            hint=error.get("hint", ""),
-            details=tuple(error.get("details", ())),
+        message, hint, details = (
+            f"{op}: {error['message']}",
+            error.get("hint", ""),
+            tuple(error.get("details", ())),
         )
-        made.code = error["code"]  # type: ignore[attr-defined]
-        return made
+        if error["code"] == "deadline":
+            limit = "" if deadline is None else f" ({deadline:g} s)"
+            return DeadlineError(message + limit, host=self.host, hint=hint, details=details)
+        return AgentError(message, code=error["code"], host=self.host, hint=hint, details=details)
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -728,6 +737,7 @@ class Session:
                 self._closed.set()
         self._transport.close()
         self._reader.join(5.0)
+        self._transport.release()
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,7 @@ KEEPALIVE = 15
 ATTEMPTS = 4
 _SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-_PYTHON = re.compile(r"[A-Za-z0-9_./+-]+")
+_PYTHON = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def _prepare(
     connection.connect_kwargs = {
         "key_filename": _identities(spec, settings),
         "look_for_keys": spec.identity_file is None and not only,
-        "allow_agent": not only,
+        "allow_agent": not only and settings.get("identityagent", "").lower() != "none",
         "compress": False,
         "banner_timeout": spec.connect_timeout,
         "auth_timeout": max(spec.connect_timeout, 10.0),
@@ -538,6 +538,9 @@ class ChannelTransport:
 
     def abort(self) -> None:
         _close_all(self._connections)
+
+    def release(self) -> None:
+        self._drain.join(1.0)
 
     def diagnostics(self) -> str:
         self._drain.join(0.2 if self._channel.closed or self._channel.eof_received else 0.0)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -52,7 +51,7 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
             line.append(", nothing to change" if result.plan.empty else "")
         console.print(line, soft_wrap=True)
         if result.error is not None:
-            console.print(Padding(Text(result.error.render()), (0, 0, 0, 2)), soft_wrap=True)
+            _indented(console, result.error.render(), 2)
         if result.evidence is not None:
             console.print(Text(f"  evidence: {result.evidence}", "dim"), soft_wrap=True)
 
@@ -93,8 +92,14 @@ def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = ""
     for diagnosis in report.diagnoses:
         for text in (diagnosis.explanation, f"remedy: {diagnosis.remedy}" if diagnosis.remedy else ""):
             if text:
-                console.print(Padding(Text(text), (0, 0, 0, 2)))
+                _indented(console, text, 2)
         for evidence in diagnosis.evidence[:3]:
-            console.print(Padding(Text(f"{evidence.line}: {evidence.text}", "dim"), (0, 0, 0, 4)))
+            _indented(console, f"{evidence.line}: {evidence.text}", 4, "dim")
     for consequence in report.consequences[:3]:
         console.print(Text(f"  consequence: {consequence}", "dim"), soft_wrap=True)
+
+
+def _indented(console: Console, text: str, columns: int, style: str = "") -> None:
+    """Whole lines, never folded: people paste them."""
+    for line in text.splitlines():
+        console.print(Text(" " * columns + line, style), soft_wrap=True)

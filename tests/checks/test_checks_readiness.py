@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ddtree_ops.checks.readiness import PHASES, Failed, Outcome, Readiness, Ready, TimedOut, Waiting, duration
 
 CASES = Path(__file__).parent / "cases" / "readiness"
-DATA = Path(__file__).parents[1] / "data" / "checks"
+DATA = Path(__file__).parents[1] / "data"
 RUNNING = {
     "LoadState": "loaded",
     "ActiveState": "active",
@@ -28,7 +28,7 @@ NAMES: dict[type[Any], str] = {Waiting: "waiting", Ready: "ready", Failed: "fail
 
 
 def log_lines(name: str) -> list[str]:
-    return (DATA / name).read_bytes().decode("utf-8", "replace").split("\n")
+    return (DATA / "logs" / name).read_bytes().decode("utf-8", "replace").split("\n")
 
 
 def check(expected: dict[str, Any], outcome: Outcome, machine: Readiness) -> None:
@@ -91,7 +91,9 @@ def test_case(path: Path) -> None:
 def test_a_recorded_journal_that_fails_while_loading() -> None:
     machine = Readiness(2700, 600, 0.0)
     machine.feed_unit(RUNNING, 0.0)
-    for index, raw in enumerate((DATA / "systemd-fail-loading.json").read_text("utf-8").splitlines()):
+    for index, raw in enumerate(
+        (DATA / "journal" / "fail-loading-no-draft-backend.json").read_text("utf-8").splitlines()
+    ):
         message = json.loads(raw)["MESSAGE"]
         text = bytes(message).decode("utf-8", "replace") if isinstance(message, list) else message
         machine.feed_line(text, index * 0.01)

@@ -30,7 +30,9 @@ def test_case(file: Path) -> None:
     assert meaning.exists() != problems.exists(), "a case has either a meaning or problems"
     if meaning.exists():
         inventory = load_inventory(file.name)
-        assert inventory.model_dump(mode="json", exclude_defaults=True) == json.loads(meaning.read_text("utf-8"))
+        assert inventory.model_dump(mode="json", exclude_defaults=True) == json.loads(
+            meaning.read_text("utf-8")
+        )
         return
     with pytest.raises(ConfigError) as caught:
         load_inventory(file.name)

@@ -57,13 +57,17 @@ def test_line_is_that_of_the_deciding_assignment(patched_source: str, pristine_s
     lines = patched_source.splitlines()
     found = prove(patched_source, block_size=8, budget=32)
     assert lines[found.line - 1].strip() == "self.num_tokens_per_bs = budget + 1"
-    assert lines[found.rows[1].line - 1].strip() == "self.num_tokens_per_bs = self.speculative_num_draft_tokens"
+    assert (
+        lines[found.rows[1].line - 1].strip() == "self.num_tokens_per_bs = self.speculative_num_draft_tokens"
+    )
     assert prove(pristine_source, block_size=8, budget=32).line == 630
 
 
 @settings(max_examples=60, deadline=None)
 @given(block=st.integers(2, 64), budget=st.integers(1, 512))
-def test_any_block_size_and_budget(patched_source: str, pristine_source: str, block: int, budget: int) -> None:
+def test_any_block_size_and_budget(
+    patched_source: str, pristine_source: str, block: int, budget: int
+) -> None:
     found = prove(patched_source, block_size=block, budget=budget)
     assert found.ok and [row.tokens for row in found.rows] == [budget + 1, block, block, 1]
     assert prove(pristine_source, block_size=block, budget=budget).ok is (budget == block - 1)
@@ -94,7 +98,8 @@ def test_every_other_mode_is_as_it_was(
 
 def test_a_tree_that_already_sends_budget_plus_one_gets_the_same(patched_source: str) -> None:
     assert (
-        tokens_per_request(patched_source, algorithm="DDTREE", draft_worker=False, block_size=33, budget=32) == 33
+        tokens_per_request(patched_source, algorithm="DDTREE", draft_worker=False, block_size=33, budget=32)
+        == 33
     )
 
 
@@ -103,7 +108,9 @@ def test_ddtree_without_a_budget_is_refused_by_the_name_of_the_flag(
     patched_source: str, budget: int | None
 ) -> None:
     with pytest.raises(SizingError, match=r"ValueError: DDTREE needs --speculative-ddtree-budget >= 1"):
-        tokens_per_request(patched_source, algorithm="DDTREE", draft_worker=False, block_size=8, budget=budget)
+        tokens_per_request(
+            patched_source, algorithm="DDTREE", draft_worker=False, block_size=8, budget=budget
+        )
 
 
 def test_without_a_budget_the_tree_rows_are_left_out(patched_source: str) -> None:
@@ -175,7 +182,9 @@ def test_the_module_runs_alone_on_old_pythons() -> None:
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
-            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
         )
     }
     assert imported <= sys.stdlib_module_names
@@ -183,7 +192,9 @@ def test_the_module_runs_alone_on_old_pythons() -> None:
 
 def capture_spec(source: str, algorithm: str, draft: bool, block: int, budget: int) -> tuple[int, int]:
     """Runs ``get_spec_info`` of the file: tokens a request of the runner and of the capture spec."""
-    tokens = tokens_per_request(source, algorithm=algorithm, draft_worker=draft, block_size=block, budget=budget)
+    tokens = tokens_per_request(
+        source, algorithm=algorithm, draft_worker=draft, block_size=block, budget=budget
+    )
     runner = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "CudaGraphRunner")
     assert isinstance(runner, ast.ClassDef)
     method = next(node for node in runner.body if getattr(node, "name", "") == "get_spec_info")
@@ -218,7 +229,9 @@ def test_capture_spec_agrees_with_the_runner(
         "sglang.srt": {},
         "sglang.srt.speculative": {},
         "sglang.srt.speculative.dflash_info": {"DFlashVerifyInput": SimpleNamespace},
-        "sglang.srt.speculative.dflash_utils": {"resolve_dflash_verify_mask_policy": lambda _: ("triton", True)},
+        "sglang.srt.speculative.dflash_utils": {
+            "resolve_dflash_verify_mask_policy": lambda _: ("triton", True)
+        },
     }
     for name, content in parts.items():
         module = ModuleType(name)

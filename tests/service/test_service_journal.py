@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,12 @@ def read(name: str) -> list[Entry]:
 
 
 def line(message: Any, **more: Any) -> bytes:
-    known = {"__REALTIME_TIMESTAMP": "1795964021755855", "__CURSOR": "c", "MESSAGE": message, "_SYSTEMD_UNIT": UNIT}
+    known = {
+        "__REALTIME_TIMESTAMP": "1795964021755855",
+        "__CURSOR": "c",
+        "MESSAGE": message,
+        "_SYSTEMD_UNIT": UNIT,
+    }
     return json.dumps(known | more).encode() + b"\n"
 
 
@@ -77,7 +83,9 @@ def test_recorded_times_and_progress() -> None:
         ("fail-loading-no-draft-backend", EndingKind.CRASHED, False, "nobody had asked"),
     ],
 )
-def test_planned_stop_and_crash_are_told_apart(name: str, kind: EndingKind, planned: bool, words: str) -> None:
+def test_planned_stop_and_crash_are_told_apart(
+    name: str, kind: EndingKind, planned: bool, words: str
+) -> None:
     ending = Ending.of(read(name))
     assert (ending.kind, ending.planned, ending.crashed) == (kind, planned, not planned)
     assert words in ending.describe()
@@ -96,7 +104,7 @@ def test_a_run_that_goes_on_has_no_ending() -> None:
 def test_chunks_may_be_cut_anywhere(cuts: list[int]) -> None:
     data = (RECORDED / "stop-mixed.json").read_bytes()
     edges = [0, *sorted(cuts), len(data)]
-    chunks = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    chunks = [data[start:end] for start, end in itertools.pairwise(edges)]
     assert list(parse_entries(chunks)) == list(parse_entries([data]))
 
 
@@ -114,7 +122,13 @@ def test_any_bytes_as_messages(parts: list[tuple[bytes, bool]], size: int) -> No
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([b"{", b"[]", b"null", b'{"MESSAGE": {}}', b"1e999"]))))
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40), st.sampled_from([b"{", b"[]", b"null", b'{"MESSAGE": {}}', b"1e999"])
+        )
+    )
+)
 def test_rubbish_is_counted(rubbish: list[bytes]) -> None:
     lines = [piece for chunk in rubbish for piece in chunk.split(b"\n")]
     parser = EntryParser()
@@ -166,7 +180,9 @@ def test_a_split_line_is_one_entry_again() -> None:
 def test_sources() -> None:
     (kernel,) = parse_entries([line("NVRM: Xid 79", _TRANSPORT="kernel", _SYSTEMD_UNIT="")])
     assert kernel.source == "kernel"
-    (child,) = parse_entries([line("Failed to execute", UNIT=UNIT, INVOCATION_ID="a" * 32, _SYSTEMD_UNIT="init.scope")])
+    (child,) = parse_entries(
+        [line("Failed to execute", UNIT=UNIT, INVOCATION_ID="a" * 32, _SYSTEMD_UNIT="init.scope")]
+    )
     assert (child.source, child.unit, child.invocation) == ("systemd", UNIT, "a" * 32)
 
 
@@ -228,7 +244,9 @@ def test_when(text: str, argument: str) -> None:
     assert parse_when(text) == argument
 
 
-@pytest.mark.parametrize("text", ["", "soon", "ago", "10 parsecs ago", "29.11.2026", "--flag", "@", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "ago", "10 parsecs ago", "29.11.2026", "--flag", "@", "2026-13-01"]
+)
 def test_not_a_time(text: str) -> None:
     with pytest.raises(UsageError, match="not a time"):
         parse_when(text)

@@ -53,7 +53,9 @@ def test_parse() -> None:
     assert sample.inactive_enter is None
     assert sample.memory_current is None and sample.tasks_current == 35
     assert sample.drop_in_paths == ("/etc/systemd/system/sglang-tiny.service.d/a.conf", "/run/b.conf")
-    assert state(ActiveEnterTimestamp="@1795964021").active_enter == datetime(2026, 11, 29, 14, 53, 41, tzinfo=UTC)
+    assert state(ActiveEnterTimestamp="@1795964021").active_enter == datetime(
+        2026, 11, 29, 14, 53, 41, tzinfo=UTC
+    )
     assert state(Job="256").job == 256
 
 
@@ -72,7 +74,9 @@ def test_a_line_without_a_name_continues_the_value() -> None:
 
 
 def test_missing_unit() -> None:
-    sample = UnitState.parse({"Id": "x.service", "LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead"})
+    sample = UnitState.parse(
+        {"Id": "x.service", "LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead"}
+    )
     assert not sample.exists and not sample.running
     assert sample.describe() == "x.service does not exist on this host"
 
@@ -87,13 +91,22 @@ def test_auto_restart_is_not_starting() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"Result": "signal", "ExecMainCode": "2", "ExecMainStatus": "9"}, ["SIGKILL (9)", "sglang ends itself"]),
+        (
+            {"Result": "signal", "ExecMainCode": "2", "ExecMainStatus": "9"},
+            ["SIGKILL (9)", "sglang ends itself"],
+        ),
         ({"Result": "oom-kill", "ExecMainCode": "2", "ExecMainStatus": "9"}, ["out of memory"]),
-        ({"Result": "core-dump", "ExecMainCode": "3", "ExecMainStatus": "11"}, ["SIGSEGV (11)", "core dumped"]),
+        (
+            {"Result": "core-dump", "ExecMainCode": "3", "ExecMainStatus": "11"},
+            ["SIGSEGV (11)", "core dumped"],
+        ),
         ({"Result": "exit-code", "ExecMainCode": "1", "ExecMainStatus": "203"}, ["203", "python is missing"]),
         ({"Result": "exit-code", "ExecMainCode": "1", "ExecMainStatus": "2"}, ["argparse"]),
         ({"Result": "exit-code", "ExecMainCode": "1", "ExecMainStatus": "77"}, ["exit status 77"]),
-        ({"Result": "start-limit-hit", "ExecMainCode": "2", "ExecMainStatus": "15"}, ["SIGTERM", "reset-failed"]),
+        (
+            {"Result": "start-limit-hit", "ExecMainCode": "2", "ExecMainStatus": "15"},
+            ["SIGTERM", "reset-failed"],
+        ),
         ({"LoadState": "bad-setting"}, ["bad-setting", "systemd-analyze verify"]),
         ({"LoadState": "masked"}, ["is masked"]),
         ({"NeedDaemonReload": "yes"}, ["daemon-reload"]),
@@ -130,7 +143,14 @@ def test_stability(more: dict[str, str], reason: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1min 30s", 90.0), ("2min", 120.0), ("500ms", 0.5), ("1h 1us", 3600.000001), ("infinity", math.inf), ("0", 0.0)],
+    [
+        ("1min 30s", 90.0),
+        ("2min", 120.0),
+        ("500ms", 0.5),
+        ("1h 1us", 3600.000001),
+        ("infinity", math.inf),
+        ("0", 0.0),
+    ],
 )
 def test_span(text: str, seconds: float) -> None:
     assert parse_span(text) == pytest.approx(seconds)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ddtree_ops.errors import ConfigError
@@ -45,7 +45,9 @@ def service(**more: Any) -> Service:
 
 def target(made: Service, **host: Any) -> Target:
     return Target(
-        host=Host(name="ct200", services={made.name: made}, **host), service=made, runtime=RuntimeSpec(name="r")
+        host=Host(name="ct200", services={made.name: made}, **host),
+        service=made,
+        runtime=RuntimeSpec(name="r"),
     )
 
 
@@ -88,7 +90,10 @@ def test_layout() -> None:
             {"speculative": {"algorithm": "DFLASH"}, "args": {"speculative-dflash-block-size": 4}},
             "already written by a field",
         ),
-        ({"args": {"dtype": "auto", "dtype_": "x", "mem-fraction-static": 1, "mem_fraction_static": 2}}, "args.mem"),
+        (
+            {"args": {"dtype": "auto", "dtype_": "x", "mem-fraction-static": 1, "mem_fraction_static": 2}},
+            "args.mem",
+        ),
         ({"args": {"api-key": "hunter2"}}, "secret on the command line"),
         ({"args": {"admin_api_key": "hunter2"}}, "secret on the command line"),
         ({"args": {"cuda-graph-bs": []}}, "empty list"),
@@ -120,7 +125,9 @@ def test_interval_outlasts_the_slowest_loop() -> None:
 
 def test_nothing_breaks_out_of_its_line() -> None:
     made = service(
-        description="two\nlines \\", environment={"A": "x\nUser=evil"}, args={"chat-template": "\n[Service]\nUser=evil"}
+        description="two\nlines \\",
+        environment={"A": "x\nUser=evil"},
+        args={"chat-template": "\n[Service]\nUser=evil"},
     )
     text = render_unit(target(made))
     assert text.startswith(HEADER + "\n")
@@ -155,7 +162,9 @@ def test_quote_environment() -> None:
     assert quote_environment("A", "/x:y") == "A=/x:y"
 
 
-@pytest.mark.parametrize("path", ["python", "-/bin/x", "@/bin/x", ":/bin/x", "+/bin/x", "!/bin/x", "/a\tb", "/a\\b"])
+@pytest.mark.parametrize(
+    "path", ["python", "-/bin/x", "@/bin/x", ":/bin/x", "+/bin/x", "!/bin/x", "/a\tb", "/a\\b"]
+)
 def test_executable_refused(path: str) -> None:
     with pytest.raises(ConfigError):
         quote_executable(path)
@@ -169,15 +178,21 @@ def speakable(character: str) -> bool:
 WORDS = st.one_of(
     st.text(st.characters(codec="utf-8").filter(speakable), max_size=12),
     st.text(st.sampled_from("%$\\\"' \t\n;-@:+!{}#=~aH\x01\x7fé\u2028"), max_size=10),
-    st.sampled_from(["", ";", "\\;", "%", "%%", "$", "$$", "${HOME}", "$HOME", "-", "@x", ":", "+", "!", "|", "#", "\\"]),
+    st.sampled_from(
+        ["", ";", "\\;", "%", "%%", "$", "$$", "${HOME}", "$HOME", "-", "@x", ":", "+", "!", "|", "#", "\\"]
+    ),
 )
-NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=6).filter(lambda name: not name.startswith("PYTHON"))
+NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=6).filter(
+    lambda name: not name.startswith("PYTHON")
+)
 
 
 @pytest.mark.skipif(VERIFY is None, reason="systemd-analyze is not installed")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS, max_size=40), environment=st.dictionaries(NAMES, WORDS, max_size=10), text=WORDS)
-def test_systemd_finds_nothing_wrong(words: list[str], environment: dict[str, str], text: str, tmp_path: Path) -> None:
+def test_systemd_finds_nothing_wrong(
+    words: list[str], environment: dict[str, str], text: str, tmp_path: Path
+) -> None:
     """``systemd-analyze verify`` exits 0 with problems: its output is the verdict."""
     python = tmp_path / "ve nv %" / "bin" / "python"
     if not python.exists():
@@ -209,3 +224,88 @@ def verify(text: str, folder: Path) -> str:
     done = subprocess.run([VERIFY, "verify", path], capture_output=True, timeout=60, check=False)
     said = (done.stdout + done.stderr).decode("utf-8", "replace")
     return "\n".join(line for line in said.splitlines() if re.search(r"sglang-k26\.service", line))
+
+
+NASTY = [
+    "",
+    " ",
+    ";",
+    "\\;",
+    "%",
+    "%%h",
+    "$",
+    "$$",
+    "${HOME}",
+    "$HOME",
+    "a$HOME",
+    "'",
+    '"',
+    "\\",
+    "\\x41",
+    "\\\\",
+    "\t",
+    "\n",
+    "\r",
+    "\x01",
+    "\x7f",
+    "\x1b[0m",
+    "é",
+    "\u2028",
+    "\u0085",
+    "\U0001f600",
+    "#",
+    " # x",
+    "x #y",
+    "a;b",
+    "@x",
+    ":x",
+    "+x",
+    "!x",
+    "|",
+    "&",
+    "~",
+    "{}",
+    "*",
+    "?",
+    "[a]",
+    "a=b",
+    "A=$B",
+    "trailing\\",
+    "trailing ",
+    " leading",
+    "\\\n",
+    "\\ ",
+]
+
+
+@pytest.mark.lab
+@settings(
+    max_examples=10,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@example(words=NASTY, environment={f"V{index}": word for index, word in enumerate(NASTY)})
+@given(words=st.lists(WORDS, max_size=60), environment=st.dictionaries(NAMES, WORDS, max_size=20))
+def test_the_process_gets_exactly_these_words(
+    words: list[str], environment: dict[str, str], bench: Any
+) -> None:
+    """The started process's own argv and environment, as the kernel has them, are the judge of our quoting."""
+    environment = {
+        name: value for name, value in environment.items() if name not in {"HOME", "USER", "PATH", "LANG"}
+    }
+    made = bench.target(
+        unit="service-test-words.service",
+        args={f"flag-{index}": word for index, word in enumerate(words)},
+        environment=environment,
+    )
+    control = bench.install(made)
+    state = control.start().state
+    argv = bench.session.read_file(f"/proc/{state.main_pid}/cmdline")
+    variables = bench.session.read_file(f"/proc/{state.main_pid}/environ")
+    bench.session.run(["systemctl", "kill", "--signal=SIGKILL", control.unit])
+    control.stop()
+    assert argv.decode().split("\0")[:-1] == launch_argv(made.service)
+    found = dict(item.split("=", 1) for item in variables.decode().split("\0") if item)
+    wanted = {"PYTHONPATH": Layout.of(made).current, "HOME": "/root", **environment}
+    assert {name: found.get(name) for name in wanted} == wanted

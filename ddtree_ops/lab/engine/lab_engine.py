@@ -37,6 +37,7 @@ import argparse
 import ast
 import contextlib
 import errno
+import hashlib
 import http.client
 import importlib
 import json
@@ -174,7 +175,7 @@ def pieces_of(text: str) -> list[str]:
 
 def chance(*words: object) -> float:
     """A number in [0, 1) that depends on the words only."""
-    return zlib.crc32(repr(words).encode()) / 2**32
+    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=4).digest(), "big") / 2**32
 
 
 def write(stream: int, text: str) -> None:

@@ -1,0 +1,287 @@
+"""Bundles: same input same digest, nothing half built, damage found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.errors import BuildError, PatchError
+from ddtree_ops.inventory.models import RuntimeSpec
+from ddtree_ops.paths import shipped
+from ddtree_ops.remote.files import FileEntry, scan_tree
+from ddtree_ops.runtime import Bundle, build, check_path, compare, open_bundle, vendor, verify_bundle
+from ddtree_ops.runtime.bundle import digest_of
+from ddtree_ops.sizing import RUNNER_PATH
+
+PATCH = "0001-cuda-graph-runner-size-target-verify-by-tree-budget.patch"
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0o022)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+def test_the_bundle_is_the_package_and_its_dist_info(patched: Bundle, pristine: Bundle) -> None:
+    assert patched.root.is_dir() and len(patched.digest) == 64
+    assert {entry.path.partition("/")[0] for entry in patched.files} == {"sglang", "sglang-0.5.11.dist-info"}
+    assert sum(entry.path.startswith("sglang/") for entry in patched.files) == 2529
+    assert patched.patches == (PATCH,) and pristine.patches == ()
+    assert patched.name == "sglang-0.5.11" and patched.base.startswith(
+        "sglang==0.5.11 cp312 wheel 0cdf73e8d463"
+    )
+    assert [one.path for one in compare(pristine.files, patched.files)] == [RUNNER_PATH]
+    assert scan_tree(patched.root) == patched.files
+    assert verify_bundle(patched) == ()
+
+
+def test_manifest_is_canonical_and_names_its_parts(patched: Bundle) -> None:
+    recorded = json.loads(patched.manifest)
+    assert recorded["schema"] == 1 and recorded["digest"] == patched.digest
+    assert recorded["base"]["sha256"].startswith("0cdf73e8d463") and recorded["base"]["version"] == "0.5.11"
+    assert [patch["name"] for patch in recorded["patches"]] == [PATCH]
+    again = json.dumps(recorded, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    assert again == patched.manifest
+    assert patched.to_json()["files"] == len(patched.files)
+
+
+def test_same_input_same_digest_in_another_cache_and_umask(
+    patched: Bundle, new_cache: Callable[[str], Path], umask: Callable[[int], int]
+) -> None:
+    new_cache("tight")
+    umask(0o077)
+    tight = build(RuntimeSpec(python="cp312"))
+    new_cache("loose")
+    umask(0o000)
+    loose = build(RuntimeSpec(python="cp312"))
+    assert tight.digest == loose.digest == patched.digest
+    assert tight.manifest == loose.manifest == patched.manifest
+    assert tight.root != loose.root and not verify_bundle(tight) and not verify_bundle(loose)
+
+
+def test_digest_does_not_depend_on_the_order(patched: Bundle) -> None:
+    assert digest_of(tuple(reversed(patched.files))) == patched.digest
+    first = patched.files[0]
+    assert digest_of((replace(first, mode=first.mode ^ 0o111), *patched.files[1:])) != patched.digest
+
+
+def test_a_known_input_is_found_without_wheel_pip_or_git(
+    patched: Bundle, pristine: Bundle, shared_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "cache"
+    shutil.copytree(shared_cache / "ddtree-ops" / "bundles", copy / "ddtree-ops" / "bundles")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copy))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    said: list[str] = []
+    assert build(RuntimeSpec(python="cp312"), progress=said.append).digest == patched.digest
+    assert build(RuntimeSpec(python="cp312", patches=[]), progress=said.append).digest == pristine.digest
+    assert said == []
+
+
+def test_a_cached_bundle_that_lost_a_file_is_built_again(cache: Path) -> None:
+    first = build(RuntimeSpec(python="cp312"))
+    (first.root / RUNNER_PATH).unlink()
+    assert [(one.path, one.kind) for one in verify_bundle(first)] == [(RUNNER_PATH, "missing")]
+    again = build(RuntimeSpec(python="cp312"))
+    assert again.digest == first.digest and verify_bundle(again) == ()
+
+
+def test_no_leftovers_of_staging(cache: Path) -> None:
+    built = build(RuntimeSpec(python="cp312", patches=[]))
+    assert sorted(path.name for path in (cache / "ddtree-ops" / "bundles").iterdir()) == sorted(
+        [built.digest, "index"]
+    )
+
+
+def test_a_series_that_does_not_fit_keeps_nothing(cache: Path, tmp_path: Path, small_tree: Path) -> None:
+    runner = small_tree / "python" / RUNNER_PATH
+    runner.write_text(runner.read_text().replace("self.speculative_num_draft_tokens\n", "eight\n"))
+    before = scan_tree(small_tree)
+    with pytest.raises(PatchError, match=rf"{PATCH} does not fit {RUNNER_PATH} at line 628"):
+        build(RuntimeSpec(base=str(small_tree)))
+    assert scan_tree(small_tree) == before
+    assert not list((cache / "ddtree-ops").glob("bundles/*"))
+
+
+def test_a_wrong_pristine_hash_is_found(cache: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(shipped("patches") / "sglang-0.5.11", tmp_path / "own"))
+    text = (own / "runtime.yaml").read_text()
+    (own / "runtime.yaml").write_text(text.replace("a686e17b", "a686e17c"))
+    with pytest.raises(BuildError, match="is not the one that runtime .* calls pristine"):
+        build(RuntimeSpec(python="cp312", description=str(own)))
+
+
+class TestOwnBase:
+    def test_a_checkout(self, cache: Path, small_tree: Path, patched_source: str) -> None:
+        (small_tree / "python/sglang/__pycache__").mkdir()
+        (small_tree / "python/sglang/__pycache__/x.pyc").write_bytes(b"x")
+        (small_tree / "python/other").mkdir()
+        (small_tree / "python/other/x.py").write_text("")
+        built = build(RuntimeSpec(name="mine", base=str(small_tree)))
+        assert sorted(entry.path for entry in built.files) == sorted(
+            ["sglang/version.py", "sglang/srt/speculative/spec_info.py", RUNNER_PATH]
+        )
+        assert (built.root / RUNNER_PATH).read_text() == patched_source
+        assert built.name == "mine" and built.base == f"tree {small_tree}"
+
+    def test_an_edit_makes_another_bundle_even_with_its_old_time(self, cache: Path, small_tree: Path) -> None:
+        first = build(RuntimeSpec(base=str(small_tree)))
+        file = small_tree / "python/sglang/version.py"
+        times = file.stat()
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + b"#")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        second = build(RuntimeSpec(base=str(small_tree)))
+        assert first.digest != second.digest
+        file.write_bytes(content)
+        assert build(RuntimeSpec(base=str(small_tree))).digest == first.digest
+
+    def test_a_tree_that_has_the_patch_already(
+        self, cache: Path, small_tree: Path, patched_source: str
+    ) -> None:
+        wanted = build(RuntimeSpec(base=str(small_tree)))
+        (small_tree / "python" / RUNNER_PATH).write_text(patched_source)
+        assert build(RuntimeSpec(base=str(small_tree))).digest == wanted.digest
+
+    def test_a_wheel(self, cache: Path, wheel: Path, patched: Bundle, tmp_path: Path) -> None:
+        own = tmp_path / "sglang-0.5.11+mine-cp312-cp312-linux_x86_64.whl"
+        shutil.copy(wheel, own)
+        built = build(RuntimeSpec(base=str(own)))
+        assert built.digest == patched.digest and built.base.startswith(own.name)
+
+    @pytest.mark.parametrize("kind", ["absent", "empty", "text"])
+    def test_nothing_of_sglang(self, cache: Path, tmp_path: Path, kind: str) -> None:
+        path = tmp_path / {"absent": "a", "empty": "e", "text": "t.whl"}[kind]
+        if kind == "empty":
+            path.mkdir()
+        if kind == "text":
+            path.write_text("no zip")
+        with pytest.raises(BuildError, match="no such file|holds no sglang|not a readable wheel"):
+            build(RuntimeSpec(base=str(path)))
+
+    def test_a_wheel_of_another_project(self, cache: Path, tmp_path: Path) -> None:
+        path = tmp_path / "other-1-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("other/__init__.py", "")
+        with pytest.raises(BuildError, match="holds no sglang"):
+            build(RuntimeSpec(base=str(path), patches=[]))
+
+    def test_a_symbolic_link_is_refused(self, cache: Path, small_tree: Path) -> None:
+        (small_tree / "python/sglang/link.py").symlink_to("version.py")
+        with pytest.raises(BuildError, match=r"link\.py is not a plain file"):
+            build(RuntimeSpec(base=str(small_tree)))
+
+
+class TestVerify:
+    def test_every_kind_of_difference(self, cache: Path, small_tree: Path) -> None:
+        built = build(RuntimeSpec(base=str(small_tree)))
+        (built.root / "sglang/version.py").write_text("# edited\n")
+        (built.root / RUNNER_PATH).chmod(0o755)
+        (built.root / "sglang/srt/speculative/spec_info.py").unlink()
+        (built.root / "sglang/extra.py").write_text("")
+        assert [(one.path, one.kind) for one in verify_bundle(built)] == [
+            ("sglang/extra.py", "extra"),
+            (RUNNER_PATH, "mode"),
+            ("sglang/srt/speculative/spec_info.py", "missing"),
+            ("sglang/version.py", "changed"),
+        ]
+
+    def test_a_read_only_release_with_its_manifest_is_no_difference(self, patched: Bundle) -> None:
+        there = [replace(entry, mode=entry.mode & 0o555) for entry in patched.files]
+        assert compare(patched.files, [*there, FileEntry("manifest.json", 0o444, 1, "0" * 64)]) == ()
+
+    def test_a_tree_that_is_gone(self, cache: Path, small_tree: Path) -> None:
+        built = build(RuntimeSpec(base=str(small_tree)))
+        shutil.rmtree(built.root)
+        with pytest.raises(BuildError, match="gone"):
+            verify_bundle(built)
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [(b'"size":', b'"size":1'), (b'"schema":1', b'"schema":9'), (b"{", b"["), (b'"files"', b'"f"')],
+    )
+    def test_a_damaged_manifest_is_refused(
+        self, cache: Path, small_tree: Path, old: bytes, new: bytes
+    ) -> None:
+        folder = build(RuntimeSpec(base=str(small_tree))).root.parent
+        manifest = folder / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes().replace(old, new, 1))
+        with pytest.raises(BuildError, match="is damaged"):
+            open_bundle(folder)
+
+    def test_no_manifest(self, tmp_path: Path) -> None:
+        with pytest.raises(BuildError, match="is no bundle"):
+            open_bundle(tmp_path)
+
+
+class TestVendor:
+    def git(self, folder: Path, *words: str) -> str:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+        command = ["git", "-C", str(folder), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def test_git_diff_shows_only_the_patched_lines(
+        self, shared_cache: Path, patched: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
+        folder = tmp_path / "fork"
+        folder.mkdir()
+        self.git(folder, "init", "-q")
+        vendored = vendor(RuntimeSpec(python="cp312", patches=[]), folder)
+        assert vendored.root == folder and verify_bundle(vendored) == ()
+        self.git(folder, "add", "--all")
+        self.git(folder, "commit", "-q", "-m", "pristine")
+        vendored = vendor(RuntimeSpec(python="cp312"), folder)
+        assert vendored.digest == patched.digest and verify_bundle(vendored) == ()
+        assert self.git(folder, "diff", "--numstat", "--", "sglang") == f"14\t1\t{RUNNER_PATH}\n"
+        assert set(self.git(folder, "diff", "--name-only").split()) == {RUNNER_PATH, "manifest.json"}
+        assert self.git(folder, "ls-files", "--others") == ""
+        assert check_path(folder).ok
+
+    def test_files_that_are_no_longer_part_of_it_go_and_others_stay(
+        self, cache: Path, small_tree: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "fork"
+        extra = small_tree / "python/sglang/old/gone.py"
+        extra.parent.mkdir()
+        extra.write_text("")
+        vendor(RuntimeSpec(base=str(small_tree)), folder)
+        (folder / "README.md").write_text("mine")
+        shutil.rmtree(extra.parent)
+        vendored = vendor(RuntimeSpec(base=str(small_tree)), folder)
+        assert not (folder / "sglang/old").exists() and (folder / "README.md").read_text() == "mine"
+        assert verify_bundle(vendored) == ()
+
+    def test_a_directory_with_something_else_is_refused(
+        self, cache: Path, small_tree: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "full"
+        folder.mkdir()
+        (folder / "precious").write_text("x")
+        with pytest.raises(BuildError, match="was not written by this command"):
+            vendor(RuntimeSpec(base=str(small_tree)), folder)
+        assert [path.name for path in folder.iterdir()] == ["precious"]
+
+    def test_edits_are_not_overwritten_unless_forced(
+        self, cache: Path, small_tree: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "fork"
+        vendor(RuntimeSpec(base=str(small_tree), patches=[]), folder)
+        (folder / "sglang/version.py").write_text("# mine\n")
+        with pytest.raises(BuildError, match="1 vendored file .* differ") as caught:
+            vendor(RuntimeSpec(base=str(small_tree)), folder)
+        assert caught.value.details == ("sglang/version.py: changed",)
+        assert (folder / "sglang/version.py").read_text() == "# mine\n"
+        vendored = vendor(RuntimeSpec(base=str(small_tree)), folder, force=True)
+        assert verify_bundle(vendored) == () and vendored.patches == (PATCH,)
