@@ -6,7 +6,7 @@ Pure data. ``report`` renders it; ``checks``, ``diagnose`` and ``deploy`` produc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +63,18 @@ class CheckResult:
     def ok(self) -> bool:
         """True for a pass only."""
         return self.verdict is Verdict.PASS
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable JSON form."""
+        return {
+            "host": self.host,
+            "name": self.name,
+            "verdict": self.verdict.value,
+            "summary": self.summary,
+            "facts": dict(self.facts),
+            "evidence": [asdict(item) for item in self.evidence],
+            "hint": self.hint,
+        }
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

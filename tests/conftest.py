@@ -33,6 +33,10 @@ class Lab:
     inventory: Path
     directory: Path
 
+    def reset(self, name: str) -> None:
+        """A clean copy of a host at once, with the same addresses and host keys."""
+        self.hosts[name] = lab_hosts.reset(name)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -103,7 +103,7 @@ def judge_speculation(
             host=host,
             facts={"algorithm": wanted.algorithm, "server_algorithm": None},
             evidence=(Evidence("http GET /server_info", "speculative_algorithm: null"),),
-            hint=f"ddtree-ops plan {host}: does the running process have the flags of the inventory?",
+            hint=f"ddtree-ops deploy {host} --dry-run shows whether it runs with the flags of the inventory",
         )
     found = _source(generation, decode, info)
     facts: dict[str, Any] = {
@@ -147,6 +147,12 @@ def judge_speculation(
             hint="is it the right drafter for this model, and does the attention backend honour the tree mask?",
         )
     primary = found[0][1]
+    if primary <= _USELESS:
+        return result(
+            Verdict.INCONCLUSIVE,
+            f"every draft of this request was rejected (accept length 1.00), though elsewhere it was {max(values):.2f}",
+            hint="try a prompt that drafts well: --prompt quicksort",
+        )
     of = f" of at most {wanted.block_size}" if wanted else ""
     if min_accept_length is not None and primary < min_accept_length:
         return result(

@@ -27,7 +27,6 @@ from ddtree_ops.errors import ExitCode, OpsError, UsageError
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
     from ddtree_ops.inventory.models import Target
-    from ddtree_ops.results import CheckResult
     from ddtree_ops.service.journal import Entry, SearchResult
 
 __all__ = ["register"]
@@ -56,8 +55,7 @@ def smoke(
     as_json: JsonOption = False,
 ) -> None:
     """One real completion on every host, then hold the unit, scan its journal, report acceptance and graphs."""
-    from ddtree_ops.checks.signatures import signatures
-    from ddtree_ops.checks.smoke import smoke as run_smoke
+    from ddtree_ops.checks.smoke import SmokeReport, run_smoke
     from ddtree_ops.report.progress import progress_for
     from ddtree_ops.report.summary import print_checks, print_diagnosis
     from ddtree_ops.results import exit_code_of, worst
@@ -66,49 +64,30 @@ def smoke(
 
     with progress_for(err) as report:
 
-        def one(target: Target) -> tuple[list[CheckResult], DiagnosisReport]:
-            health = target.service.health
+        def one(target: Target) -> SmokeReport:
             with open_session(target) as session:
-                results = run_smoke(
-                    session,
-                    target,
-                    prompt=prompt or health.prompt,
-                    max_tokens=max_tokens or health.max_tokens,
-                    window=health.window if window is None else window,
-                    request_timeout=health.request_timeout,
-                    min_accept_length=health.min_accept_length,
-                    report=report,
+                return run_smoke(
+                    session, target, prompt=prompt, max_tokens=max_tokens, window=window, report=report
                 )
-                scanned, diagnosis = signatures(session, target, invocation=None)
-                return [*results, scanned], diagnosis
 
         outcomes = _on_all(targets, one)
     failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
     done = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
-    checks = [check for results, _ in done for check in results]
+    checks = [check for outcome in done for check in outcome.results]
+    found = [outcome.diagnosis for outcome in done if outcome.diagnosis and outcome.diagnosis.diagnoses]
     if as_json:
         print_json(
             {
                 "schema": 1,
-                "checks": [
-                    {
-                        "host": check.host,
-                        "name": check.name,
-                        "verdict": check.verdict.value,
-                        "summary": check.summary,
-                        "facts": dict(check.facts),
-                    }
-                    for check in checks
-                ],
-                "diagnoses": [diagnosis.to_json() for _, diagnosis in done if diagnosis.diagnoses],
+                "checks": [check.to_json() for check in checks],
+                "diagnoses": [diagnosis.to_json() for diagnosis in found],
                 "errors": [error.render() for error in failed],
             }
         )
     else:
         print_checks(out, checks)
-        for _, diagnosis in done:
-            if diagnosis.diagnoses:
-                print_diagnosis(out, diagnosis)
+        for diagnosis in found:
+            print_diagnosis(out, diagnosis)
     _leave(failed, int(exit_code_of(worst(check.verdict for check in checks))))
 
 
@@ -240,8 +219,11 @@ def _follow(
         pattern = re.compile(grep or "", re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise UsageError(f"{grep!r} is not a regular expression: {error}") from error
-    with open_session(target) as session:
-        for entry in UnitControl(session, target.service.unit).follow(lines=lines or 20):
+    with (
+        open_session(target) as session,
+        UnitControl(session, target.service.unit).follow(lines=lines or 20) as entries,
+    ):
+        for entry in entries:
             if pattern.search(entry.message):
                 show(target.name, entry)
 

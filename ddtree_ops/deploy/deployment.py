@@ -89,16 +89,7 @@ class Result:
             "service": self.service,
             "outcome": self.outcome.value,
             "plan": self.plan.to_json() if self.plan else None,
-            "checks": [
-                {
-                    "name": check.name,
-                    "verdict": check.verdict.value,
-                    "summary": check.summary,
-                    "facts": dict(check.facts),
-                    "hint": check.hint,
-                }
-                for check in self.checks
-            ],
+            "checks": [check.to_json() for check in self.checks],
             "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
             "evidence": str(self.evidence) if self.evidence else None,
             "error": self.error.render() if self.error else None,
@@ -268,6 +259,8 @@ class Deployment:
                 budget=speculative.budget if speculative else None,
             )
             self._patched = not check.absent if check.state is not PatchState.FOREIGN else None
+            if speculative and speculative.algorithm == "DDTREE" and check.sizing and not check.sizing.ok:
+                self._emit(EventKind.NOTE, "verify", f"warning: {check.sentence or check.summary}")
             self._note = f"{len(bundle.files)} files as built; runner {check.summary}"
 
     def activate(self) -> None:
@@ -363,8 +356,9 @@ class Deployment:
             self._note = self.control.restart().describe()
 
     def accept(self) -> None:
-        """Record that the activation under way passed."""
+        """Record that the activation under way passed, and have the unit started at boot from now on."""
         if self.activation is not None:
+            self.control.enable()
             self.session.append_line(
                 self.layout.history, verdict_line(self.activation.id, Verdict.PASS, self._verdict_summary())
             )
@@ -387,9 +381,9 @@ class Deployment:
                         json.dumps({**record, "message": redact(entry.message)}, ensure_ascii=False) + "\n"
                     )
             (folder / "unit.service").write_text(redact(self.unit_text), encoding="utf-8")
-            checks = [{"name": c.name, "verdict": c.verdict.value, "summary": c.summary} for c in self.checks]
+            checks = [check.to_json() for check in self.checks]
             (folder / "checks.json").write_text(
-                json.dumps(checks, indent=1, ensure_ascii=False), encoding="utf-8"
+                json.dumps(checks, indent=1, ensure_ascii=False, default=str), encoding="utf-8"
             )
             self._note = f"{len(entries)} journal entries kept in {folder}"
 
@@ -429,6 +423,7 @@ class Deployment:
                 return
             unit_text, service = self._kept(good)
             self._switch(good.release, unit_text, good.plan, service, "rollback")
+            self._note = f"back to {good.release[:12]}, which passed on {good.time}"
         back = self.target.model_copy(update={"service": service})
         follow_up = Deployment(back, self.session, self._report)
         follow_up.activation = self.activation

@@ -138,12 +138,12 @@ def make_plan(wish: Wish, observed: Observed) -> Plan:
         changes.append(Change(ChangeKind.UNIT, f"{verb} {wish.unit}", diff))
     if observed.release != wish.release:
         before = observed.release[:12] if observed.release else "nothing"
-        changes.append(Change(ChangeKind.LINK, f"switch current from {before} to {wish.release[:12]}"))
+        changes.append(Change(ChangeKind.LINK, f"switch from {before} to {wish.release[:12]}"))
     reasons = _restart_reasons(wish, observed)
     if not observed.state.running:
-        changes.append(Change(ChangeKind.START, f"start {wish.unit}: it is {observed.state.describe()}"))
+        changes.append(Change(ChangeKind.START, f"start it: {observed.state.describe()}"))
     elif reasons:
-        changes.append(Change(ChangeKind.RESTART, f"restart {wish.unit}: {', '.join(reasons)}"))
+        changes.append(Change(ChangeKind.RESTART, f"restart: {' and '.join(reasons)}"))
     if not changes and not _judged_good(wish, observed):
         changes.append(
             Change(

@@ -51,7 +51,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _INTERPOLATION = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})?")
-_MAX_VALUES = 100_000
+_MAX_VALUES = 20_000
 
 
 class BareWord(str):

@@ -565,14 +565,13 @@ _SYSTEMD = Path("/run/systemd/system")
 
 def _spawn_in_unit(name: str, argv: Sequence[str], console: Path) -> int:
     """Where systemd runs this machine: a transient unit, so that the host has a cgroup of its own, delegated."""
-    unit = f"{_label(name)}.service"
     properties = ("Delegate=yes", "KillMode=mixed", "TasksMax=16384", f"TimeoutStopSec={STOP_TIMEOUT_S:.0f}")
     _call(
         [
             "systemd-run",
             "--quiet",
             "--collect",
-            f"--unit={unit}",
+            f"--unit={_unit(name)}",
             f"--description=ddtree-ops lab host {name}",
             *(f"--property={prop}" for prop in properties),
             f"--property=StandardOutput=append:{console}",
@@ -583,7 +582,16 @@ def _spawn_in_unit(name: str, argv: Sequence[str], console: Path) -> int:
         "the host could not be started as a unit",
         host=name,
     )
-    return int(_call(["systemctl", "show", "--value", "--property=MainPID", unit], "no unit", host=name))
+    return int(_show(name, "MainPID"))
+
+
+def _unit(name: str) -> str:
+    return f"{_label(name)}.service"
+
+
+def _show(name: str, prop: str) -> str:
+    argv = ["systemctl", "show", "--value", f"--property={prop}", _unit(name)]
+    return _call(argv, "systemd does not answer", host=name).strip()
 
 
 def _spawn_in_cgroup(name: str, argv: Sequence[str], console: Path) -> int:
@@ -687,8 +695,21 @@ def _stop(name: str, record: _Record, patience: float) -> None:
 
 
 def _sweep(name: str) -> None:
-    """End what a killed host left in its cgroup, remove the cgroup and nspawn's own leftover folder."""
+    """End what a killed host left in its unit or cgroup, remove that and nspawn's own leftover folder."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
+
+    def wait(what: object) -> None:
+        if time.monotonic() > deadline:
+            raise LabError(f"{what} does not go away", host=name, phase="lab", state="processes are left")
+        time.sleep(0.02)
+
+    if _SYSTEMD.is_dir():
+        while _show(name, "LoadState") != "not-found":
+            for verb in ("stop", "reset-failed"):
+                subprocess.run(
+                    ["systemctl", verb, _unit(name)], stdin=subprocess.DEVNULL, capture_output=True
+                )
+            wait(_unit(name))
     for group in _cgroups(name):
         while group.is_dir():
             folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
@@ -701,11 +722,7 @@ def _sweep(name: str) -> None:
                     for folder in folders:
                         folder.rmdir()
                     break
-            if time.monotonic() > deadline:
-                raise LabError(
-                    f"{group} does not become empty", host=name, phase="lab", state="processes are left"
-                )
-            time.sleep(0.02)
+            wait(group)
     with suppress(FileNotFoundError):
         Path("/run/systemd/nspawn/propagate", _label(name)).rmdir()
 

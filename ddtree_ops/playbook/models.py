@@ -106,7 +106,8 @@ STEPS: Mapping[str, type[Plain] | type[Wait] | type[Smoke]] = {
 """Every step by name."""
 
 FAILURE_ONLY = ("capture", "diagnose", "rollback")
-FAILURE_STEPS = (*FAILURE_ONLY, "start", "stop", "restart")
+_DISTURBING = ("rollback", "start", "stop", "restart")
+FAILURE_STEPS = ("capture", "diagnose", *_DISTURBING)
 """Steps allowed under ``on_failure``."""
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -197,8 +198,9 @@ def order_problems(steps: list[str], on_failure: list[str]) -> list[tuple[KeyPat
             found.append(
                 (("on_failure", index), "rollback needs activate among the steps: nothing else is undone")
             )
-        elif kind == "capture" and any(other != "diagnose" for other in before):
-            found.append(
-                (("on_failure", index), f"capture comes first: {before[0]} would destroy the evidence")
-            )
+        elif kind == "capture":
+            destroyers = [other for other in before if other in _DISTURBING]
+            if destroyers:
+                text = f"capture comes first: {destroyers[0]} would destroy the evidence"
+                found.append((("on_failure", index), text))
     return found

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ddtree_ops.deploy.deployment import Outcome, Result
@@ -26,6 +25,7 @@ _STYLE = {
     Outcome.ROLLED_BACK: "yellow",
     Outcome.FAILED: "bold red",
 }
+_SEVERITY = {"fatal": "bold red", "degraded": "bold yellow"}
 _MARK = {
     Verdict.PASS: ("✓", "green"),
     Verdict.FAIL: ("✗", "bold red"),
@@ -58,16 +58,15 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
 
 def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
     """One line a check, with its figures."""
-    table = Table.grid(padding=(0, 1))
+    width = max((len(result.name) for result in results), default=0)
     for result in results:
         mark, style = _MARK[result.verdict]
-        table.add_row(
-            Text(mark, style), Text(result.host, "cyan"), Text(result.name, "bold"), Text(result.summary)
+        line = Text.assemble(
+            (f"{mark} ", style), (f"{result.host:<8} ", "cyan"), (f"{result.name:<{width}}  ", "bold")
         )
-    console.print(table)
-    for result in results:
+        console.print(line.append(result.summary), soft_wrap=True)
         if result.verdict is not Verdict.PASS and result.hint:
-            console.print(Text(f"  next: {result.hint}"), soft_wrap=True)
+            _indented(console, f"next: {result.hint}", 4)
 
 
 def print_plan(console: Console, plan: Plan) -> None:
@@ -85,18 +84,25 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = "") -> None:
-    """Root cause first: one sentence, its remedy, the lines it rests on."""
-    console.print(
-        Text.assemble((f"{host}: " if host else "", "bold cyan"), (report.headline(), "bold")), soft_wrap=True
-    )
+    """Root cause first: what it is, what it means, its remedy, the lines it rests on."""
+    where = f"{host}: " if host else ""
+    if not report.diagnoses:
+        console.print(Text.assemble((where, "bold cyan"), report.headline()), soft_wrap=True)
     for diagnosis in report.diagnoses:
-        for text in (diagnosis.explanation, f"remedy: {diagnosis.remedy}" if diagnosis.remedy else ""):
-            if text:
-                _indented(console, text, 2)
-        for evidence in diagnosis.evidence[:3]:
-            _indented(console, f"{evidence.line}: {evidence.text}", 4, "dim")
-    for consequence in report.consequences[:3]:
-        console.print(Text(f"  consequence: {consequence}", "dim"), soft_wrap=True)
+        ranks = f" on {len(diagnosis.ranks)} ranks" if len(diagnosis.ranks) > 1 else ""
+        title = (
+            f"{diagnosis.signature}{ranks}: {diagnosis.title}",
+            _SEVERITY.get(diagnosis.severity, "bold"),
+        )
+        console.print(Text.assemble((where, "bold cyan"), title), soft_wrap=True)
+        _indented(console, diagnosis.explanation, 2)
+        if diagnosis.remedy:
+            _indented(console, f"remedy: {diagnosis.remedy}", 2)
+        for text, line in {evidence.text: evidence.line for evidence in reversed(diagnosis.evidence)}.items():
+            _indented(console, f"line {line}: {text}", 4, "dim")
+    if report.consequences:
+        names = ", ".join(dict.fromkeys(consequence.title for consequence in report.consequences))
+        _indented(console, f"then: {names}", 2, "dim")
 
 
 def _indented(console: Console, text: str, columns: int, style: str = "") -> None:

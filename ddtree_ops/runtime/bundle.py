@@ -104,14 +104,12 @@ def build(spec: RuntimeSpec, *, progress: Progress | None = None) -> Bundle:
     if known is not None:
         return replace(known, name=name)
 
-    tree = base.open()
-    changes, applied = apply_series(tree.read, patches)
-    if progress:
-        fresh = sum(not one.already for one in applied)
-        progress(f"building from {tree.label} with {fresh} patch{'' if fresh == 1 else 'es'}")
-    bundle = _store(tree, changes, name, base.facts(tree), patches)
-    if isinstance(tree, WheelTree):
-        tree.close()
+    with contextlib.closing(base.open()) as tree:
+        changes, applied = apply_series(tree.read, patches)
+        if progress:
+            fresh = sum(not one.already for one in applied)
+            progress(f"building from {tree.label} with {fresh} patch{'' if fresh == 1 else 'es'}")
+        bundle = _store(tree, changes, name, base.facts(tree), patches)
     if _key(_base_of(spec, description, None).identity, patches) == key:
         _write(_bundles() / "index" / key, bundle.digest.encode())
     return replace(bundle, name=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import re
@@ -195,23 +196,22 @@ def check_path(
     :raises ConfigError: the description is wrong.
     """
     known = _description(description)
-    tree = open_tree(Path(path).expanduser())
-    leftovers: list[Leftover] = []
-    hashes: dict[str, str] = {}
-    record: Content | None = None
-    searched = 0
-    for name, content in tree.walk():
-        if name.endswith(".dist-info/RECORD"):
-            record = content
-        if name.endswith(".py"):
-            searched += 1
-            leftovers += find_leftovers(name, content.data)
-        elif name.endswith(_DEBRIS):
-            leftovers.append(Leftover(name, 0, "left by an editor or by patch"))
-        hashes[name] = _urlsafe(content.data)
-    touched = _touched(known)
-    edited = None if record is None else _edited(record.data, hashes, touched)
-    return _judge(str(path), known, tree.read, leftovers, searched, edited, block_size, budget)
+    with contextlib.closing(open_tree(Path(path).expanduser())) as tree:
+        leftovers: list[Leftover] = []
+        hashes: dict[str, str] = {}
+        record: Content | None = None
+        searched = 0
+        for name, content in tree.walk():
+            if name.endswith(".dist-info/RECORD"):
+                record = content
+            if name.endswith(".py"):
+                searched += 1
+                leftovers += find_leftovers(name, content.data)
+            elif name.endswith(_DEBRIS):
+                leftovers.append(Leftover(name, 0, "left by an editor or by patch"))
+            hashes[name] = _urlsafe(content.data)
+        edited = None if record is None else _edited(record.data, hashes, _touched(known))
+        return _judge(str(path), known, tree.read, leftovers, searched, edited, block_size, budget)
 
 
 def check_source(

@@ -30,6 +30,9 @@ class Tree:
         """One file, or None where there is no such file."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Let go of open files."""
+
     def walk(self) -> Iterator[tuple[str, Content]]:
         """Every file with its content, in the order of :meth:`paths`."""
         for path in self.paths():

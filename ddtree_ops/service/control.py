@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import secrets
@@ -648,8 +649,11 @@ class UnitControl:
             error.details = (*error.details, reason, state.describe())
             raise error.at(host=self.session.host, phase="journal") from None
 
-    def port_owner(self, port: int) -> tuple[PortOwner, ...]:
+    def port_owner(self, port: int, address: str | None = None) -> tuple[PortOwner, ...]:
         """Who listens on a TCP port of the host; empty: nobody. One round trip.
+
+        :param address: only listeners that a connection to this IP address would reach, or that keep a server from
+            binding it: those on the address itself and on the wildcard ones. Left out: all.
 
         Read from ``/proc`` by a small program that the host's Python runs: ``ss`` is not everywhere, and does not
         say which unit a process belongs to.
@@ -658,6 +662,11 @@ class UnitControl:
         """
         if not 0 < port < 65536:
             raise UsageError(f"{port} is not a port")
+        if address is not None:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise UsageError(f"{address!r} is not an IP address") from None
         python = str(self.session.facts.get("executable") or "python3")
         done = self.session.run([python, "-I", "-S", "-c", _LISTENERS, str(port)], deadline=30.0)
         if done.rc != 0:
@@ -668,12 +677,19 @@ class UnitControl:
                 hint=f"ss -ltnp 'sport = :{port}' on the host",
                 details=_lines(done.stderr),
             )
-        return _owners(done.text)
+        return tuple(
+            owner for owner in _owners(done.text) if address is None or _reaches(owner.address, address)
+        )
+
+
+def _reaches(listening: str, address: str) -> bool:
+    here, wanted = ipaddress.ip_address(listening), ipaddress.ip_address(address)
+    if isinstance(here, ipaddress.IPv6Address) and here.ipv4_mapped:
+        here = here.ipv4_mapped
+    return here == wanted or here.is_unspecified or wanted.is_unspecified
 
 
 def _owners(text: str) -> tuple[PortOwner, ...]:
-    import ipaddress
-
     owners: list[PortOwner] = []
     for found in json.loads(text):
         address = str(ipaddress.ip_address(bytes.fromhex(found["raw"])))

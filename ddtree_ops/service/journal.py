@@ -123,13 +123,14 @@ def journal_argv(
         argv.append(f"--lines={lines}")
     if follow:
         argv += ["--follow"] if lines is not None else ["--follow", "--no-tail"]
+    dropped = f"MESSAGE_ID={MessageId.SUPPRESSED}"
     if invocation is None:
-        argv += [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}"]
+        argv += [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}", "+", dropped, f"OBJECT_SYSTEMD_UNIT={unit}"]
     else:
         if not _INVOCATION.fullmatch(invocation):
             raise UsageError(f"{invocation!r} is not an invocation id (32 hex digits)")
         argv += [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
-    argv += ["+", f"MESSAGE_ID={MessageId.SUPPRESSED}", f"OBJECT_SYSTEMD_UNIT={unit}"]
+        argv += ["+", dropped, f"OBJECT_SYSTEMD_INVOCATION_ID={invocation}"]
     if kernel:
         argv += ["+", "_TRANSPORT=kernel"]
     return argv

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree_ops import paths
@@ -17,6 +17,7 @@ from ddtree_ops.inventory import inventory_schema, load_inventory
 from ddtree_ops.inventory.load import merge, resolve
 from ddtree_ops.inventory.yaml_source import parse_document
 
+quick = settings(max_examples=50, deadline=None)
 MINIMAL = "schema: 1\nhosts: {HOST: {}}\n"
 
 
@@ -126,6 +127,7 @@ patches = st.dictionaries(
 )
 
 
+@quick
 @given(trees)
 def test_merging_nothing_or_itself_changes_nothing(tree: dict[str, Any]) -> None:
     assert merge(tree, {}) == tree
@@ -133,6 +135,7 @@ def test_merging_nothing_or_itself_changes_nothing(tree: dict[str, Any]) -> None
     assert merge(tree, tree) == tree
 
 
+@quick
 @given(trees, patches)
 def test_merging_twice_is_merging_once_and_leaves_its_arguments(
     tree: dict[str, Any], patch: dict[str, Any]
@@ -143,6 +146,7 @@ def test_merging_twice_is_merging_once_and_leaves_its_arguments(
     assert repr((tree, patch)) == before
 
 
+@quick
 @given(trees, patches)
 def test_a_merge_holds_what_the_patch_says_and_else_what_was_there(
     tree: dict[str, Any], patch: dict[str, Any]

@@ -202,9 +202,8 @@ def test_override_of_the_runtime(target: Target, inventory: Inventory) -> None:
         ("args.x=[1", "--set args.x: [1 is not a YAML list"),
         ("args.port=3", "ct200: --set args.port: use the field port of the service instead"),
         (
-            "args.attention_backend=triton",
-            "ct200: --set args.attention_backend: write the flag in lower case, with dashes only inside: "
-            "attention-backend",
+            "args.log_level=info",
+            "ct200: --set args.log_level: write the flag in lower case, with dashes only inside: log-level",
         ),
         (
             "speculative.budget=6",

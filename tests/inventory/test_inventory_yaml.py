@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
@@ -26,6 +26,7 @@ from ddtree_ops.inventory.yaml_source import (
     suggestion,
 )
 
+quick = settings(max_examples=50, deadline=None)
 TEXT = """\
 a:
   b: 1
@@ -84,6 +85,7 @@ plain = st.recursive(
 )
 
 
+@quick
 @given(plain)
 def test_reads_what_yaml_writes(data: Any) -> None:
     text = yaml.safe_dump({"x": data}, default_flow_style=False)
@@ -111,6 +113,7 @@ def _read(value: str, env: dict[str, str]) -> str:
     return result
 
 
+@quick
 @given(free, free, names, free)
 def test_interpolation_puts_the_value_there_and_nothing_else(
     before: str, after: str, name: str, value: str
@@ -121,6 +124,7 @@ def test_interpolation_puts_the_value_there_and_nothing_else(
     assert _read(f"{before}$${{{name}}}{after}", env) == f"{before}${{{name}}}{after}"
 
 
+@quick
 @given(names, free)
 def test_interpolation_defaults(name: str, default: str) -> None:
     default = default.replace("}", "").replace("$", "")
@@ -130,6 +134,7 @@ def test_interpolation_defaults(name: str, default: str) -> None:
     assert _read(f"${{{name}}}", {name: ""}) == ""
 
 
+@quick
 @given(free)
 def test_text_without_an_opening_is_left_alone(text: str) -> None:
     text = text.replace("${", "")
@@ -140,11 +145,13 @@ def test_values_that_come_from_the_environment_are_not_replaced_again() -> None:
     assert _read("${A}", {"A": "${B}", "B": "wrong"}) == "${B}"
 
 
+@quick
 @given(st.floats(min_value=0, max_value=1e9, allow_nan=False))
 def test_a_number_is_seconds(value: float) -> None:
     assert parse_duration(value) == value
 
 
+@quick
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.booleans())
 def test_durations_add_up(hours: int, minutes: int, seconds: int, spaced: bool) -> None:
     text = (" " if spaced else "").join((f"{hours}h", f"{minutes}m", f"{seconds}s"))
@@ -153,6 +160,7 @@ def test_durations_add_up(hours: int, minutes: int, seconds: int, spaced: bool) 
     assert parse_duration(str(seconds)) == seconds
 
 
+@quick
 @given(st.text(max_size=12))
 def test_other_text_is_no_duration(text: str) -> None:
     squeezed = text.strip().lower().replace(" ", "")
@@ -205,11 +213,11 @@ def test_load_model_reads_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError) as caught:
         load_model(file, _Outer, hint="type this", what="test file")
     assert caught.value.message == "test file f.yaml has 4 problems"
+    unset = "the environment variable NOT_SET_HERE is not set: set it or write ${NOT_SET_HERE:-default}"
     assert caught.value.details == (
         "f.yaml:2: items[0].sise: unknown key (did you mean 'size'?)",
         "f.yaml:3: items[1].size: expected a whole number, found 'x'",
-        "f.yaml:4: items[2].size: the environment variable NOT_SET_HERE is not set: "
-        "set it or write ${NOT_SET_HERE:-default}",
+        f"f.yaml:4: items[2].size: {unset}",
         "f.yaml:7: table.a.sizes: unknown key (did you mean 'size'?)",
     )
     assert caught.value.hint == "type this"
@@ -259,11 +267,11 @@ def test_a_bomb_of_aliases_is_refused() -> None:
     )
     with pytest.raises(ConfigError) as caught:
         parse_document(text, "f")
-    assert any("more than 100000 values: too many aliases?" in line for line in caught.value.details)
+    assert any("more than 20000 values: too many aliases?" in line for line in caught.value.details)
 
 
 @pytest.mark.parametrize("loader", [yaml_source._LOADER, yaml.SafeLoader])
 def test_deep_nesting_is_refused_with_a_message(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_source, "_LOADER", loader)
     with pytest.raises(ConfigError, match=r"^f is (nested too deeply|not valid YAML)$"):
-        parse_document("[" * 1500 + "]" * 1500, "f")
+        parse_document("[" * 600 + "]" * 600, "f")

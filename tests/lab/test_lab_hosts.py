@@ -65,7 +65,7 @@ def test_a_changed_host_key_is_refused(lab, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     text = (lab.directory / "known_hosts").read_text()
     ct200, b300 = (lab.hosts[name].address for name in ("ct200", "b300"))
-    known.write_text(text.replace(ct200, "x").replace(b300, ct200).replace("x", b300))
+    known.write_text(text.replace(ct200, "<ct200>").replace(b300, ct200).replace("<ct200>", b300))
     argv = lab_hosts.ssh_argv("ct200")
     argv[1:1] = ["-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={known}"]
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -50,8 +51,6 @@ class Tree:
         target.chmod(mode)
 
     def scan(self) -> Tree:
-        import json
-
         self.files = scan_tree(self.root)
         listed = [{"path": e.path, "mode": e.mode, "size": e.size, "sha256": e.sha256} for e in self.files]
         self.manifest = json.dumps({"files": listed}).encode()
@@ -65,12 +64,12 @@ def tree(tmp_path: Path) -> Tree:
     made.write("pkg/a.py", b"a = 1\n" * 100)
     made.write("pkg/sub/data.bin", bytes(range(256)) * 3000)
     made.write("bin/tool", b"#!/bin/sh\n", 0o755)
-    made.write("na\u00efve \u2713.txt", b"text\n")
+    made.write("na\u00efve \u2713 $(x) 'y'.txt", b"text\n")
     return made.scan()
 
 
 @dataclass
-class SSHD_:
+class Server:
     """A running sshd with one host key a type, and a client key that it lets in."""
 
     folder: Path
@@ -122,7 +121,7 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-StartSshd = Callable[..., SSHD_]
+StartSshd = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
     Path("/run/sshd").mkdir(exist_ok=True)
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(keys: tuple[str, ...] = ("ed25519",), settings: tuple[str, ...] = ()) -> SSHD_:
+    def start(keys: tuple[str, ...] = ("ed25519",), settings: tuple[str, ...] = ()) -> Server:
         folder = tmp_path_factory.mktemp("sshd")
         address = f"127.0.9.{len(running) + 1}"
         port = free_port(address)
@@ -147,7 +146,9 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
         forced = f'command="{folder}/noise" '
         (folder / "authorized").write_text((folder / "id.pub").read_text() + forced + noisy + "\n")
         script = folder / "noise"
-        script.write_text('#!/bin/sh\necho "Welcome!"\nprintf "%02000d" 0\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+        script.write_text(
+            '#!/bin/sh\necho "Welcome!"\nprintf "%02000d" 0\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n'
+        )
         script.chmod(0o755)
         lines = [
             f"Port {port}",
@@ -176,7 +177,7 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
                 if process.poll() is not None or time.monotonic() > patience:
                     raise AssertionError((folder / "log").read_text()) from None
                 time.sleep(0.02)
-        return SSHD_(folder, address, port, keys)
+        return Server(folder, address, port, keys)
 
     yield start
     for process in running:
@@ -185,22 +186,32 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
 
 
 @pytest.fixture(scope="module")
-def sshd(start_sshd: StartSshd) -> SSHD_:
+def sshd(start_sshd: StartSshd) -> Server:
     """One sshd with two kinds of host keys."""
     return start_sshd(keys=("ed25519", "ecdsa"), settings=("MaxStartups 100",))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
     """Wait for something that must come; fails when it does not."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
+
+    def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, "it did not happen"
+            time.sleep(0.02)
+
+    return wait
 
 
-def alive(pid: int) -> bool:
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
     """Whether a process is there and not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
+
+    def look(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+        except OSError:
+            return False
+
+    return look

@@ -66,7 +66,7 @@ def test_unknown_name_offers_the_nearest() -> None:
 def test_unknown_key_names_file_line_and_nearest_key(own: Path) -> None:
     edit(own, "\npristine:", "\npristin:")
     text = problems(own)
-    assert "runtime.yaml:22: pristin: unknown key (did you mean 'pristine'?)" in text
+    assert "runtime.yaml:19: pristin: unknown key (did you mean 'pristine'?)" in text
 
 
 @pytest.mark.parametrize(

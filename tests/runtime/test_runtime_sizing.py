@@ -224,7 +224,7 @@ def test_capture_spec_agrees_with_the_runner(
     draft: bool,
     wanted: int,
 ) -> None:
-    parts = {
+    parts: dict[str, dict[str, Any]] = {
         "sglang": {},
         "sglang.srt": {},
         "sglang.srt.speculative": {},

@@ -69,6 +69,6 @@ def test_pips_own_error_is_shown_without_its_warnings(local_index: Path, pinned:
 
 
 def test_an_unpinned_tag_is_refused(cache: Path, pinned: BaseWheel) -> None:
-    with pytest.raises(BuildError, match="no wheel .* is pinned for Python tag cp39") as caught:
+    with pytest.raises(BuildError, match=r"no wheel .* is pinned for Python tag cp39") as caught:
         fetch_wheel(pinned, "cp39")
     assert "cp312" in caught.value.hint

@@ -42,6 +42,9 @@ if mode == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
 if mode.isdigit():
     sys.exit(int(mode))
+if mode == "chatty":
+    for number in range(2000):
+        say(b"line %d" % number)
 if mode == "noisy":
     say(b"gr\xfc\xdfe \xff\xfe")
     say(b"x" * 100000 + b" size of tensor")

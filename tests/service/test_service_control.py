@@ -35,6 +35,9 @@ def test_port_owner(session: Session, family: socket.AddressFamily, address: str
         assert session.round_trips == before + 1
         assert (owner.pid, owner.address, owner.uid) == (os.getpid(), address, os.geteuid())
         assert str(os.getpid()) in owner.describe()
+        assert control.port_owner(port, address) == (owner,)
+        assert control.port_owner(port, "127.9.9.9") == ()
+        assert control.port_owner(port, "0.0.0.0") == (owner,)
     assert control.port_owner(port) == ()
 
 
@@ -42,3 +45,5 @@ def test_no_port(session: Session) -> None:
     for port in (0, -1, 65536):
         with pytest.raises(UsageError):
             UnitControl(session, "x.service").port_owner(port)
+    with pytest.raises(UsageError, match="IP address"):
+        UnitControl(session, "x.service").port_owner(1, "localhost")

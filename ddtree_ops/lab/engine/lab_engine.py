@@ -261,6 +261,15 @@ class Runtime:
         return "\n".join([*lines, f"{failure.kind}: {failure.message}", ""])
 
 
+def human_readable_int(text: str) -> int:
+    """An integer, or one with a suffix k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024)."""
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?:([kMGT])|([KMGT])i)?", text.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"Invalid integer value: '{text}'.")
+    power = " kMGT".index(found.group(2) or " ") or " KMGT".index(found.group(3) or " ")
+    return int(float(found.group(1)) * (1024 if found.group(3) else 1000) ** power)
+
+
 class Unreadable(Exception):
     """Not a value that can be read without running the file."""
 
@@ -268,7 +277,12 @@ class Unreadable(Exception):
 class ArgumentReader:
     """Constants, field defaults and ``add_argument`` calls of a ``server_args.py``, read without running it."""
 
-    TYPES: ClassVar[dict[str, Callable[[str], Any]]] = {"int": int, "float": float, "loads": json.loads}
+    TYPES: ClassVar[dict[str, Callable[[str], Any]]] = {
+        "int": int,
+        "float": float,
+        "loads": json.loads,
+        "human_readable_int": human_readable_int,
+    }
     FIELDS: ClassVar[dict[str, str]] = {
         "tp_size": "tensor_parallel_size",
         "pp_size": "pipeline_parallel_size",
@@ -1328,7 +1342,7 @@ class Handler(BaseHTTPRequestHandler):
         for metric in gauges:
             lines += [f"# HELP sglang:{metric} {metric}.", f"# TYPE sglang:{metric} gauge"]
             lines += [f"sglang:{metric}{{{rank}}} {float(stats.get(metric, 0.0))}"]
-        kind = "text/plain; version=1.0.0; charset=utf-8"
+        kind = "text/plain; version=0.0.4; charset=utf-8"
         self.reply(200, "\n".join(lines) + "\n", kind=kind)
 
     # generation
@@ -1463,7 +1477,8 @@ class Handler(BaseHTTPRequestHandler):
                         inference_time=now - dispatched,
                         decode_throughput=chunk["done"] / max(1e-6, now - dispatched),
                     )
-                meta["response_sent_to_client_ts"] = now
+            if chunk["finish"] or len(chunk["ids"]) == chunk["done"]:
+                meta["response_sent_to_client_ts"] = time.time()
             yield index, {"text": texts[index], "output_ids": list(ids[index]), "meta_info": meta}
 
     def serve_chat(self, raw: bytes) -> None:
