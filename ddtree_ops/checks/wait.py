@@ -310,7 +310,7 @@ def wait_ready(
             match machine.poll(now):
                 case Ready(evidence) if latest is not None and now - port_at >= _PORT_RECHECK:
                     port_at = now
-                    holders = sort_holders(control.port_owner(port), port, unit)
+                    holders = sort_holders(control.port_owner(port, target.service.bind), port, unit)
                     if holders.owned:
                         patience = 3.0
                         return summary(evidence)

@@ -87,7 +87,7 @@ ArgValue = bool | int | float | str | list[int | float | str] | None
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class SSH(_Model):
@@ -185,9 +185,9 @@ class Service(_Model):
     environment: dict[str, str] = Field(default_factory=dict)
     user: str | None = None
     kill_mode: Literal["mixed", "control-group"] = "mixed"
-    limits: Limits = Limits()
-    restart: Restart = Restart()
-    health: Health = Health()
+    limits: Limits = Field(default_factory=Limits)
+    restart: Restart = Field(default_factory=Restart)
+    health: Health = Field(default_factory=Health)
 
 
 class RuntimeSpec(_Model):
@@ -214,7 +214,7 @@ class Host(_Model):
     name: str = ""
     description: str = ""
     address: str | None = None
-    ssh: SSH = SSH()
+    ssh: SSH = Field(default_factory=SSH)
     gpu: GPU | None = None
     deploy_root: RemotePath = "/opt/ddtree-ops"
     http: Literal["tunnel", "direct"] = Field(

@@ -44,7 +44,7 @@ PlainKind = Literal[
 
 
 class _Step(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Playbook(BaseModel):
     :ivar path: the file it came from, for messages.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     path: str = ""
     name: str
     description: str = ""

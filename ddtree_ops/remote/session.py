@@ -441,7 +441,7 @@ class Session:
 
     def _await(self, call: _Call, deadline: float) -> Frame:
         try:
-            frame = call.frames.get(timeout=max(0.0, deadline))
+            frame = call.frames.get(timeout=max(0.0, deadline) + GRACE)
         except Empty:
             raise DeadlineError(
                 f"{call.op}: no answer from the host within {deadline:g} s",
@@ -454,7 +454,7 @@ class Session:
 
     def _result(self, call: _Call, deadline: float) -> Reply:
         try:
-            head, data = self._await(call, deadline + GRACE)
+            head, data = self._await(call, deadline)
         except BaseException:
             self._cancel(call)
             raise

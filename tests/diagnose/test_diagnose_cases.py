@@ -82,7 +82,9 @@ def test_check_result() -> None:
     result = run(case).as_check(host="ct200")
     assert result.verdict is Verdict.FAIL
     assert exit_code_of(result.verdict) == 5
-    assert result.summary.startswith("ddtree-graph-size on TP0: 8 = 1 x block_size 8, 33 = 1 x (budget 32 + 1)")
+    assert result.summary.startswith(
+        "ddtree-graph-size on TP0: 8 = 1 x block_size 8, 33 = 1 x (budget 32 + 1)"
+    )
     assert result.hint == "deploy the patched runtime: ddtree-ops deploy ct200"
     assert result.evidence[0].line == 6 and result.evidence[0].source == "journal"
     empty = diagnose([]).as_check()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -474,23 +475,49 @@ def test_an_image_has_the_digest_of_its_recipe(monkeypatch: pytest.MonkeyPatch) 
     assert image.image_path() != first
 
 
-def test_a_failed_build_leaves_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fake_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Everything of an image's build but mmdebstrap, for which a shell script stands."""
     fake = tmp_path / "bin/unshare"
     fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\necho "E: no route to http://me:secret@mirror/debian"\nexit 7\n')
-    fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("DDTREE_OPS_LAB_IMAGES", str(tmp_path / "images"))
     monkeypatch.setattr(image, "_system", lambda: ("debian", "bookworm"))
-    monkeypatch.setattr(
-        image,
-        "_capture",
-        lambda argv: "Packages|http://m|bookworm|main||Debian\n" if "apt-get" in argv else "",
-    )
+    targets = "Packages|http://m|bookworm|main||Debian\n"
+    monkeypatch.setattr(image, "_capture", lambda argv: targets if "apt-get" in argv else "")
+
+    def script(text: str) -> None:
+        fake.write_text(f"#!/bin/sh\n{text}\n")
+        fake.chmod(0o755)
+
+    return script
+
+
+def test_a_failed_build_leaves_no_image(fake_build: Callable[[str], None]) -> None:
+    fake_build('echo "E: no route to http://me:secret@mirror/debian"; exit 7')
     with pytest.raises(LabError, match="exit status 7") as caught:
         image.ensure_image()
     assert caught.value.details == ("E: no route to http://mirror/debian",)
     assert not image.image_path().exists()
+
+
+def test_two_builders_build_once_and_clear_what_an_interrupted_one_left(
+    fake_build: Callable[[str], None], tmp_path: Path
+) -> None:
+    fake_build(
+        f'echo build >>{tmp_path}/builds; sleep 0.2; for word; do folder=$last; last=$word; done; mkdir "$folder"'
+    )
+    stale = tmp_path / "images/building-image-0"
+    stale.mkdir(parents=True)
+    said: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: image.ensure_image(said.append), range(2)))
+    assert paths == 2 * [image.image_path()]
+    assert (tmp_path / "builds").read_text() == "build\n"
+    assert not stale.exists()
+    assert [line for line in said if "another process" in line]
+    assert (paths[0] / "etc/machine-id").read_bytes() == b""
+    assert (paths[0] / "etc/sudoers.d/ops").stat().st_mode & 0o777 == 0o440
 
 
 def test_a_mounted_tree_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -402,7 +402,7 @@ def test_client_gives_up_on_an_agent_that_hangs(local: Session, monkeypatch: pyt
     monkeypatch.setattr(session_module, "GRACE", 0.1)
     os.kill(local.facts["pid"], signal.SIGSTOP)
     try:
-        with pytest.raises(DeadlineError, match="no answer from the host within 0.2 s"):
+        with pytest.raises(DeadlineError, match=r"no answer from the host within 0\.2 s"):
             local.request("ping", deadline=0.2)
     finally:
         os.kill(local.facts["pid"], signal.SIGCONT)
