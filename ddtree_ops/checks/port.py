@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddtree_ops.service.control import PortOwner
+from ddtree_ops.inventory.models import Service
+from ddtree_ops.service.control import PortOwner, UnitControl
 
-__all__ = ["PortHolders", "sort_holders"]
+__all__ = ["PortHolders", "port_holders", "sort_holders"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,15 @@ def sort_holders(owners: Iterable[PortOwner], port: int, unit: str) -> PortHolde
         tuple(owner for owner in found if owner.unit == unit),
         tuple(owner for owner in found if owner.unit != unit),
     )
+
+
+def port_holders(control: UnitControl, service: Service) -> PortHolders:
+    """Look on the host who can be reached at the service's address and port: one round trip.
+
+    :raises RemoteError: the look itself failed.
+    """
+    try:
+        address: str | None = str(ipaddress.ip_address(service.bind))
+    except ValueError:
+        address = None
+    return sort_holders(control.port_owner(service.port, address), service.port, service.unit)

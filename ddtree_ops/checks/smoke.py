@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ddtree_ops.checks.engine import Chat, EngineClient, EngineError, Generation, Model, ServerInfo
-from ddtree_ops.checks.port import PortHolders, sort_holders
+from ddtree_ops.checks.port import PortHolders, port_holders
 from ddtree_ops.checks.prompts import Prompt, resolve_prompt, unmet
 from ddtree_ops.checks.signatures import signatures
 from ddtree_ops.checks.speculation import judge_graphs, judge_speculation, summarise_decode

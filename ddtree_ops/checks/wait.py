@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddtree_ops.checks.engine import EngineClient, EngineError
-from ddtree_ops.checks.port import PortHolders, sort_holders
+from ddtree_ops.checks.port import PortHolders, port_holders
 from ddtree_ops.checks.readiness import Failed, Readiness, Ready, TimedOut, duration
 from ddtree_ops.errors import CheckFailed, HealthTimeout, OpsError, RemoteError, UnreachableError
 from ddtree_ops.inventory.models import Target
@@ -234,7 +234,7 @@ def wait_ready(
     said: tuple[object, ...] = ()
     said_at = begun - HEARTBEAT
     port_at, ready_at = begun - _PORT_RECHECK, 0.0
-    control, port = UnitControl(session, unit), target.service.port
+    control = UnitControl(session, unit)
     following = False
 
     def summary(evidence: str) -> ReadyReport:
@@ -310,7 +310,7 @@ def wait_ready(
             match machine.poll(now):
                 case Ready(evidence) if latest is not None and now - port_at >= _PORT_RECHECK:
                     port_at = now
-                    holders = sort_holders(control.port_owner(port, target.service.bind), port, unit)
+                    holders = port_holders(control, target.service)
                     if holders.owned:
                         patience = 3.0
                         return summary(evidence)

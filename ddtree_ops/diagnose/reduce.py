@@ -149,7 +149,7 @@ def _sglang_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _clip(text: str, limit: int = _TEXT) -> str:
-    text = redact(text)
+    text = redact(text[: 2 * limit])
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -43,6 +43,7 @@ from ddtree_ops.inventory.yaml_source import (
     suggestion,
 )
 from ddtree_ops.paths import config_dir, shipped
+from ddtree_ops.secret import redact
 
 __all__ = ["find_file", "inventory_schema", "load_inventory", "merge", "resolve", "service_problems"]
 
@@ -276,6 +277,11 @@ def _argument_problems(arguments: Iterable[str], algorithm: str) -> Iterator[tup
             known = "speculative.block_size"
         if known:
             yield key, f"use the field {known} of the service instead"
+        elif redact(f"--{key} x") != f"--{key} x":
+            yield (
+                key,
+                "a secret would stand in the command line: put it in a file on the host, named by args.config",
+            )
         elif not _ARG.fullmatch(key):
             right = f"write the flag in lower case, with dashes only inside: {plain}"
             yield key, right if _ARG.fullmatch(plain) else "is not the name of a launch flag"

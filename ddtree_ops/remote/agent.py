@@ -203,12 +203,15 @@ class Agent:
         self._sending = threading.Lock()
         self._feeding = False
         self._ending = threading.Lock()
+        self._leaving = False
 
     def send(self, head: dict[str, Any], data: bytes = b"") -> None:
         text = json.dumps(head, separators=(",", ":")).encode()
         front = HEADER.pack(len(text), len(data)) + text
         parts = [front + data] if len(data) < PIECE else [front, data]
         with self._sending:
+            if self._leaving:
+                return
             for part in parts:
                 view = memoryview(part)
                 while view:
@@ -284,6 +287,7 @@ class Agent:
     def end(self) -> None:
         """End everything this agent started, and the agent."""
         with self._ending:
+            self._leaving = True
             with self.guard:
                 calls, children = list(self.calls.values()), list(self.children)
             for child in children:
@@ -1012,7 +1016,7 @@ def drop_staged(agent: Agent, token: str) -> None:
     with agent.guard:
         job = agent.staged.pop(token, None)
     if job is not None:
-        discard(job.folder)
+        discard_busy(job.folder)
 
 
 def op_publish_abort(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:

@@ -123,7 +123,16 @@ def open_bundle(path: str | Path) -> Bundle:
 
     :raises BuildError: no manifest, or one that does not agree with its own digest.
     """
-    folder = Path(path).expanduser()
+    bundle = _read(Path(path).expanduser())
+    if bundle.digest != digest_of(bundle.files):
+        raise BuildError(
+            f"{Path(path) / MANIFEST} is damaged: the digest does not belong to the list of files",
+            hint="remove the directory and build again",
+        )
+    return bundle
+
+
+def _read(folder: Path) -> Bundle:
     try:
         manifest = (folder / MANIFEST).read_bytes()
     except OSError as error:
@@ -138,8 +147,6 @@ def open_bundle(path: str | Path) -> Bundle:
             FileEntry(item["path"], item["mode"], item["size"], item["sha256"]) for item in recorded["files"]
         )
         digest = recorded["digest"]
-        if digest != digest_of(files):
-            raise ValueError("the digest does not belong to the list of files")
         patches = tuple(patch["name"] for patch in recorded["patches"])
         root = folder / "tree" if (folder / "tree").is_dir() else folder
         return Bundle(digest, root, files, manifest, recorded["name"], recorded["base"]["label"], patches)
@@ -216,7 +223,7 @@ def _lookup(key: str) -> Bundle | None:
     """The bundle of a known input; None where there is none, or where its files are not all in the cache."""
     try:
         digest = (_bundles() / "index" / key).read_text(encoding="ascii")
-        bundle = open_bundle(_bundles() / digest)
+        bundle = _read(_bundles() / digest)
         sizes = DirectoryTree(bundle.root).sizes()
     except (OSError, UnicodeError, BuildError):
         return None

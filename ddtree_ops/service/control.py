@@ -15,7 +15,7 @@ from typing import Self
 from ddtree_ops.errors import DeadlineError, Inconclusive, RemoteError, UsageError
 from ddtree_ops.remote.session import Completed, Reply, Request, Session, Stream
 from ddtree_ops.secret import redact
-from ddtree_ops.service.ending import Ending
+from ddtree_ops.service.ending import Ending, EndingKind
 from ddtree_ops.service.journal import (
     Entries,
     Entry,
@@ -89,6 +89,7 @@ class StopReport:
     :param changed: False where nothing was running.
     :param seconds: how long ``systemctl stop`` took, by our clock.
     :param ending: how the run ended: drained, cut off, or timed out in a drain that never ended.
+    :param looping: no process was left to stop, systemd was waiting to restart a crashed one; ``ending`` is that crash.
     """
 
     changed: bool
@@ -96,11 +97,14 @@ class StopReport:
     state: UnitState
     ending: Ending
     entries: tuple[Entry, ...] = ()
+    looping: bool = False
 
     def describe(self) -> str:
         """One line for people."""
         if not self.changed:
             return f"nothing to stop: {self.state.describe()}"
+        if self.looping:
+            return f"ended a restart loop: {self.ending.describe()}"
         return f"stopped in {self.seconds:.1f} s: {self.ending.describe()}"
 
 
@@ -401,6 +405,7 @@ class UnitControl:
         seconds = time.monotonic() - begin
         after = self._state(shown)
         if started.rc != 0:
+            self._commands(_SYNC)
             said = [entry.message for entry in self.entries(after_cursor=cursor, lines=20)]
             raise RemoteError(
                 f"systemctl start {self.unit} failed",
@@ -461,6 +466,9 @@ class UnitControl:
             )
         _check_journal_exit(journal.rc, journal.stderr, self.session.host)
         entries = tuple(parse_entries([journal.stdout]))
+        if before.auto_restarting:
+            ending = Ending(EndingKind.CRASHED, result=before.result, exit=before.main_exit)
+            return StopReport(True, seconds, after, ending, entries, looping=True)
         return StopReport(True, seconds, after, Ending.of(entries, result=after.result), entries)
 
     def restart(self) -> StartReport:

@@ -45,7 +45,8 @@ class Bench:
         )
         target = self.target.model_copy(update={"service": service})
         layout, control = Layout.of(target), UnitControl(self.session, UNIT)
-        control.stop()
+        if control.state().exists:
+            control.stop()
         self.session.swap_link(layout.current, layout.link_target(self.releases[tree]))
         control.install(layout.unit_path, render_unit(target))
         self.events.clear()
@@ -82,7 +83,8 @@ def bench(lab: Any) -> Iterator[Bench]:
         made = Bench(session, target, releases)
         yield made
         control = UnitControl(session, UNIT)
-        control.stop()
+        if control.state().exists:
+            control.stop()
 
 
 def test_ready(bench: Bench) -> None:

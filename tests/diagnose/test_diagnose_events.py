@@ -61,7 +61,7 @@ def phases(path: Path) -> list[str]:
 def test_phases_of_a_whole_start() -> None:
     start = ["distributed", "weights-begin", "weights", "weights-end", "kv-cache"]
     graphs = ["graph-begin", "graph-sizes", "graph", "graph-end"]
-    assert phases(DATA / "checks/h200-dflash.log") == [
+    assert phases(DATA / "logs/h200-dflash.log") == [
         "arguments", *start, *graphs, "graph-begin", "graph", "graph-end", *start, *graphs,
         "draft-ready", "limits", "starting-http", "http", "ready",
     ]  # fmt: skip
@@ -160,9 +160,7 @@ def test_server_args() -> None:
 
 
 def test_recorded_server_args_become_facts() -> None:
-    report = diagnose(
-        read_log((DATA / "checks/h200-dflash.log").read_bytes()), ServiceFacts(tensor_parallel=4)
-    )
+    report = diagnose(read_log((DATA / "logs/h200-dflash.log").read_bytes()), ServiceFacts(tensor_parallel=4))
     facts = report.facts
     assert (facts.algorithm, facts.block_size, facts.attention_backend) == ("DFLASH", 8, "triton")
     assert facts.tensor_parallel == 4, "what is given is never overwritten"

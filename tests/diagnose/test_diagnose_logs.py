@@ -120,7 +120,7 @@ def test_corpus_log(name: str) -> None:
     path = CORPUS / name
     if not path.is_file():
         pytest.skip(f"{path} is not here")
-    report = diagnose(read_log(path.open("rb")) if False else read_log(path.read_bytes()))
+    report = diagnose(read_log(path.read_bytes()))
     check(report, WHOLE[name])
     if name.startswith("operator-logs") and report.root is not None:
         assert report.root.ranks == tuple(f"TP{rank}" for rank in range(8))
@@ -175,14 +175,14 @@ def test_any_bytes_give_a_report(data: bytes) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A million findings are one group; a million different ones are kept to a number."""
+    """Different findings without end are kept to a number of groups."""
 
     def lines() -> Iterator[LogLine]:
-        for number in range(3000):
+        for number in range(600):
             head = f"[2026-11-29 14:53:24 TP{number % 8}] Scheduler hit an exception: Traceback (most recent call last):"
             yield LogLine(head, number * 3 + 1, pid=number)
             yield LogLine(
-                f'  File "/opt/rel/sglang/x.py", line 3, in {"f" * (number % 700 + 1)}',
+                f'  File "/opt/rel/sglang/x.py", line 3, in {"f" * (number + 1)}',
                 number * 3 + 2,
                 pid=number,
             )
@@ -192,7 +192,7 @@ def test_memory_is_bounded() -> None:
     assert report.root is not None
     found = json.dumps(report.to_json())
     assert len(found) < 2_000_000
-    assert report.root.count >= 4
+    assert len(report.diagnoses) + len(report.consequences) <= 256
 
 
 def test_a_huge_line() -> None:

@@ -14,10 +14,18 @@ from ddtree_ops.diagnose.library import DIRECTORY, Example, Library, Signature, 
 from ddtree_ops.errors import ConfigError
 
 LIBRARY = load_library()
-FIRST_TEN = (
-    "ddtree-graph-size pagetable-ctx-overflow spec-hidden-mismatch graph-logits-buffer capture-bs-empty mamba-track "
-    "dflash-dp-attn dflash-pp dflash-no-draft dflash-block-conflict"
-).split()
+FIRST_TEN = {
+    "capture-bs-empty",
+    "ddtree-graph-size",
+    "dflash-block-conflict",
+    "dflash-dp-attn",
+    "dflash-no-draft",
+    "dflash-pp",
+    "graph-logits-buffer",
+    "mamba-track",
+    "pagetable-ctx-overflow",
+    "spec-hidden-mismatch",
+}
 
 
 def places(signature: Signature, example: Example) -> list[Where]:
@@ -42,7 +50,7 @@ def test_examples_match_and_lookalikes_do_not(signature: Signature) -> None:
 
 
 def test_the_first_ten_are_there() -> None:
-    assert {signature.id for signature in LIBRARY.signatures} >= set(FIRST_TEN)
+    assert {signature.id for signature in LIBRARY.signatures} >= FIRST_TEN
     assert len(list(DIRECTORY.glob("*.yaml"))) == len(LIBRARY.signatures)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ CASES = [
 class Contract:
     """A server and its log (None for a server that somebody else runs)."""
 
-    url: str
+    client: httpx.Client
     engine: EngineProcess | None
 
     def send(self, method: str, path: str, body: Any) -> httpx.Response:
@@ -140,8 +141,7 @@ class Contract:
         elif body is not None and not isinstance(body, bytes):
             content = json.dumps(body).encode()
         headers = {} if body is None else {"content-type": kind}
-        with httpx.Client(base_url=self.url, timeout=60, trust_env=False) as client:
-            return client.request(method, path, content=content, headers=headers)
+        return self.client.request(method, path, content=content, headers=headers)
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
@@ -150,9 +150,8 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def contract(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
-    kind = str(request.param)
+@contextmanager
+def serve(kind: str, folder: Path) -> Iterator[Contract]:
     url = os.environ.get("DDTREE_OPS_CONTRACT_URL", "").rstrip("/")
     if url:
         info = httpx.get(url + "/server_info", timeout=60, trust_env=False).json()
@@ -160,9 +159,9 @@ def contract(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             pytest.skip(
                 f"the server at {url} runs with speculative_algorithm={info['speculative_algorithm']}"
             )
-        yield Contract(url, None)
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+            yield Contract(client, None)
         return
-    folder = tmp_path_factory.mktemp(kind)
     flags = ["--model-path", str(write_checkpoint(folder / "model", CONFIG)), *FLAGS]
     if kind == "dflash":
         draft = write_checkpoint(folder / "draft", DRAFT)
@@ -170,7 +169,20 @@ def contract(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     tree = build(RuntimeSpec(python="cp312")).root
     with EngineProcess(tree, *flags, env={"LAB_LOAD_SECONDS": "0"}) as engine:
         engine.wait_ready()
-        yield Contract(engine.url, engine)
+        with httpx.Client(base_url=engine.url, timeout=60, trust_env=False) as client:
+            yield Contract(client, engine)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
+    with serve("plain", tmp_path_factory.mktemp("plain")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def dflash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
+    with serve("dflash", tmp_path_factory.mktemp("dflash")) as running:
+        yield running
 
 
 def kind_of(value: Any) -> str:
@@ -226,14 +238,18 @@ def families(text: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("contract", "folder", "name"), CASES, indirect=["contract"])
-def test_answer_has_the_recorded_shape(contract: Contract, folder: str, name: str) -> None:
+@pytest.mark.parametrize(("kind", "folder", "name"), CASES)
+def test_answer_has_the_recorded_shape(
+    request: pytest.FixtureRequest, kind: str, folder: str, name: str
+) -> None:
+    contract: Contract = request.getfixturevalue(kind)
     recording = DATA / folder / name
     status, headers = head(recording)
     answer = contract.send(*EXCHANGES[name])
     assert answer.status_code == status
     assert answer.headers.get("content-type") == headers.get("content-type")
-    assert set(headers) <= set(answer.headers), "headers of the recording"
+    framing = {"content-length", "transfer-encoding"}
+    assert set(headers) - framing <= set(answer.headers)
     text = next(recording.parent.glob(f"{name}.[jt][sx]*")).read_text()
     if name.startswith("metrics"):
         recorded, answered = families(text), families(answer.text)
@@ -241,7 +257,8 @@ def test_answer_has_the_recorded_shape(contract: Contract, folder: str, name: st
         assert {key: recorded.get(key) for key in answered} == answered
     elif "event-stream" in headers.get("content-type", ""):
         recorded_events, answered_events = events(text), events(answer.text)
-        for index in (0, 1, -1):
+        between = (1,) if min(len(recorded_events), len(answered_events)) > 3 else ()
+        for index in (0, *between, -1):
             assert list(differences(recorded_events[index], answered_events[index])) == []
         choices = [event["choices"][0] for event in answered_events if event.get("choices")]
         assert [choice["finish_reason"] for choice in choices][-1:] in ([], ["length"], ["stop"])
@@ -260,16 +277,14 @@ def test_every_recording_has_a_request() -> None:
     assert {name for *_, name in CASES} == set(EXCHANGES)
 
 
-@pytest.mark.parametrize("contract", ["dflash"], indirect=True)
-def test_average_accept_length_appears_with_the_first_decode_line(contract: Contract) -> None:
-    contract.send("POST", "/flush_cache", {})
+def test_average_accept_length_appears_with_the_first_decode_line(dflash: Contract) -> None:
+    dflash.send("POST", "/flush_cache", {})
     assert (
-        "avg_spec_accept_length"
-        not in contract.send("GET", "/server_info", None).json()["internal_states"][0]
+        "avg_spec_accept_length" not in dflash.send("GET", "/server_info", None).json()["internal_states"][0]
     )
-    meta = contract.send("POST", GENERATE, generate(tokens=400)).json()["meta_info"]
+    meta = dflash.send("POST", GENERATE, generate(tokens=400)).json()["meta_info"]
     assert meta["spec_verify_ct"] >= 80
-    info = contract.send("GET", "/server_info", None).json()
+    info = dflash.send("GET", "/server_info", None).json()
     recorded = json.loads((DATA / "responses_dflash" / "server_info_with_avg.json").read_text())
     assert list(differences(recorded, info)) == []
     assert 1 <= info["internal_states"][0]["avg_spec_accept_length"] <= 4
@@ -328,15 +343,14 @@ def lines_of(text: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
-@pytest.mark.parametrize("contract", ["dflash"], indirect=True)
-def test_log_lines_have_the_recorded_formats(contract: Contract) -> None:
-    if contract.engine is None:
+def test_log_lines_have_the_recorded_formats(dflash: Contract) -> None:
+    if dflash.engine is None:
         pytest.skip("a real server: its log is not at hand")
-    contract.send("POST", GENERATE, generate(tokens=400))
-    contract.send("POST", GENERATE, generate(LONG))
-    contract.send("GET", "/get_server_info", None)
+    dflash.send("POST", GENERATE, generate(tokens=400))
+    dflash.send("POST", GENERATE, generate(LONG))
+    dflash.send("GET", "/get_server_info", None)
     recorded = lines_of((DATA / "responses" / "log-lines.txt").read_text())
-    written = lines_of(contract.engine.log) + lines_of(contract.engine.access_log)
+    written = lines_of(dflash.engine.log) + lines_of(dflash.engine.access_log)
     strange = [line for line in written if not any(re.match(pattern, line) for pattern in KINDS.values())]
     strange = [line for line in strange if "_server] Error: " not in line and not OWN.match(line)]
     assert strange == []
@@ -345,12 +359,11 @@ def test_log_lines_have_the_recorded_formats(contract: Contract) -> None:
         assert any(re.match(pattern, line) for line in written), f"no line of the engine of kind {name}"
 
 
-@pytest.mark.parametrize("contract", ["plain"], indirect=True)
-def test_it_says_what_it_is(contract: Contract) -> None:
-    if contract.engine is None:
+def test_it_says_what_it_is(plain: Contract) -> None:
+    if plain.engine is None:
         pytest.skip("a real server")
     notice = "a stand-in for sglang; no model, no GPU"
-    assert notice in contract.engine.log.splitlines()[0]
-    answer = contract.send("GET", "/server_info", None)
+    assert notice in plain.engine.log.splitlines()[0]
+    answer = plain.send("GET", "/server_info", None)
     assert notice in answer.headers["x-lab-engine"]
     assert notice in answer.json()["lab_engine"]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -312,24 +313,27 @@ def test_a_recycled_pid_is_never_ended(spare_lab: Path) -> None:
 
 
 @pytest.mark.lab
-def test_without_overlays_the_image_is_copied(
-    spare_lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_overlays_the_image_is_copied(spare_lab: Path, tmp_path: Path) -> None:
     """The lab's own folder on an overlay, as in a container: the kernel refuses that as an upper layer."""
-    for part in ("lower", "upper", "work"):
-        (tmp_path / part).mkdir()
-    spare_lab.mkdir()
-    layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
-    subprocess.run(["mount", "-t", "overlay", "-o", layers, "test", str(spare_lab)], check=True)
-    try:
+    ram = tmp_path / "ram"
+    for folder in (ram, spare_lab):
+        folder.mkdir()
+    with ExitStack() as mounts:
+
+        def mount(kind: str, options: str, target: Path) -> None:
+            subprocess.run(["mount", "-t", kind, "-o", options, "test", str(target)], check=True)
+            mounts.callback(subprocess.run, ["umount", str(target)], check=True)
+
+        mount("tmpfs", "size=1g", ram)
+        for part in ("lower", "upper", "work"):
+            (ram / part).mkdir()
+        mount("overlay", f"lowerdir={ram}/lower,upperdir={ram}/upper,workdir={ram}/work", spare_lab)
+        mounts.callback(lab_hosts.down)
         (host,) = lab_hosts.up(["ct200"])
         assert host.storage == "copy"
         assert last(ssh("ct200", "systemctl", "is-system-running")) == "running"
         lab_hosts.down()
         assert list((spare_lab / "hosts").iterdir()) == []
-    finally:
-        lab_hosts.down()
-        subprocess.run(["umount", str(spare_lab)], check=True)
 
 
 @pytest.mark.lab

@@ -109,12 +109,9 @@ def client(local: Session, server: str) -> Iterator[httpx.Client]:
 
 def test_requests(client: httpx.Client, local: Session) -> None:
     before = local.round_trips
-    answer = client.get("/echo", params={"q": "a b&c'"}, headers={"X-Odd": "v\u00e9"})
+    answer = client.get("/echo", params={"q": "a b&c'"}, headers={"X-Odd": "a: b"})
     assert answer.status_code == 200
-    assert (
-        answer.text == f"/echo?q=a+b%26c%27 {client.base_url.netloc.decode()} v\u00c3\u00a9"
-        or "/echo?q=" in answer.text
-    )
+    assert answer.text == f"{answer.request.url.raw_path.decode()} {answer.request.url.netloc.decode()} a: b"
     assert local.round_trips == before + 1
     missing = client.get("/none")
     assert (missing.status_code, missing.reason_phrase) == (404, "Nothing Here")

@@ -167,6 +167,19 @@ def test_crash_loop_until_the_start_limit(bench: Any) -> None:
     assert repaired.reset and repaired.state.running, "a start limit once hit refuses even a repaired unit"
 
 
+def test_stop_ends_a_restart_loop(bench: Any) -> None:
+    control = bench.install(
+        bench.target(args={"mode": "crash"}, restart={"policy": "on-failure", "delay": "10m", "burst": 3})
+    )
+    control.start()
+    crashed = until(control, lambda state: state.auto_restarting)
+    assert not crashed.starting and not crashed.running and "auto-restart" in crashed.describe()
+    report = control.stop()
+    assert report.changed and report.looping and report.ending.crashed
+    assert "restart loop" in report.describe() and "SIGKILL" in report.describe()
+    assert control.state().active_state in {"inactive", "failed"}
+
+
 def test_bad_command_line_is_not_repeated(bench: Any) -> None:
     control = bench.install(
         bench.target(args={"mode": 2}, restart={"policy": "on-failure", "delay": 0.1, "burst": 3})

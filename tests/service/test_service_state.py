@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddtree_ops.remote import agent
 from ddtree_ops.service.state import PROPERTIES, UnitState, parse_show, parse_span
 
 RUNNING = """\
@@ -59,7 +60,8 @@ def test_parse() -> None:
     assert state(Job="256").job == 256
 
 
-def test_properties_are_unique() -> None:
+def test_the_agent_asks_for_the_same_properties() -> None:
+    assert agent.PROPERTIES == PROPERTIES
     assert len(set(PROPERTIES)) == len(PROPERTIES)
 
 
