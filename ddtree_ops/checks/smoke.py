@@ -312,9 +312,7 @@ def run_smoke(
                 return _finish(run, before, chat, info)
     seconds = health.window if window is None else window
     problem, after, samples = run.hold(before, seconds)
-    holders = sort_holders(
-        run.control.port_owner(target.service.port), target.service.port, target.service.unit
-    )
+    holders = port_holders(run.control, target.service)
     run.add(_stable(run, problem, after, holders, seconds, samples))
     decode = summarise_decode(_messages(run, before, cursor))
     run.add(

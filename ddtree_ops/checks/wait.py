@@ -34,6 +34,7 @@ _MIN_GAP = 0.25
 _HTTP_FIRST, _HTTP_LAST, _HTTP_GROWTH, _HTTP_TIMEOUT = 2.0, 15.0, 1.4, 25.0
 _PORT_RECHECK, _PORT_PATIENCE = 1.0, 30.0
 _LAST_WORDS = 0.4
+_STOP_CHECK = 0.2
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,13 @@ class _Sources:
         thread.start()
 
     def _watch(self, stream: Stream) -> None:
-        for values, _ in stream:
+        while not self._stop.is_set():
+            event = stream.get(_STOP_CHECK)
+            if event is None:
+                if stream.ended:
+                    break
+                continue
+            values = event[0]
             if values.get("event") == "unit":
                 self.items.put(_Item("unit", values["properties"]))
             elif values.get("event") == "tick":
@@ -166,8 +173,9 @@ class _Sources:
     def _follow(self, follower: JournalFollower) -> None:
         problem = "journalctl ended"
         try:
-            for entry in follower:
-                self.items.put(_Item("line", entry.message))
+            while not self._stop.is_set() and not follower.ended:
+                for entry in follower.get(_STOP_CHECK):
+                    self.items.put(_Item("line", entry.message))
         except RemoteError as error:
             problem = error.message
         if not self._stop.is_set():
@@ -186,11 +194,12 @@ class _Sources:
             gap = max(min(gap * _HTTP_GROWTH, _HTTP_LAST), time.monotonic() - begun)
 
     def close(self, patience: float) -> None:
-        """End the streams on the host too; give a request under way ``patience`` seconds to come back."""
+        """End the streams on the host too; wait up to ``patience`` seconds for a request under way to come back."""
         self._stop.set()
         self._streams.close()
+        end = time.monotonic() + patience
         for thread in self._threads:
-            thread.join(patience)
+            thread.join(max(0.0, end - time.monotonic()))
         self._client.close()
 
 
@@ -291,7 +300,7 @@ def wait_ready(
             details=tuple(details),
         )
 
-    patience = 0.1
+    patience = 0.0
     try:
         sources.start_unit()
         while True:

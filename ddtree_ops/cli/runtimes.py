@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ddtree_ops.cli.common import InventoryOption, JsonOption, err, out, print_json
 from ddtree_ops.errors import CheckFailed, UsageError
+from ddtree_ops.results import exit_code_of
 
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import RuntimeSpec
@@ -175,15 +176,15 @@ def check(
 ) -> None:
     """Tell pristine, patched, foreign and leftover diagnostics, and prove the graph sizing on the source itself.
 
-    Exit code 0: the runner sizes target-verify for budget + 1; 5: it does not, or diagnostics are left in.
+    Exit code 0: known files, target-verify sized for budget + 1; 5: wrong size, or diagnostics left in; 8: foreign
+    files that nobody can vouch for.
     """
     result = _check(what, inventory, block_size, budget)
     if as_json:
         print_json(result.to_json())
     else:
         _print_check(what, result)
-    if not result.ok:
-        raise typer.Exit(int(CheckFailed.exit_code))
+    raise typer.Exit(int(exit_code_of(result.verdict)))
 
 
 def _check(what: str, inventory: str | None, block_size: int, budget: int) -> PatchCheck:
@@ -195,8 +196,11 @@ def _check(what: str, inventory: str | None, block_size: int, budget: int) -> Pa
         return check_path(what, block_size=block_size, budget=budget)
     loaded = load_inventory(inventory)
     if what in loaded.runtimes:
-        bundle = build_bundle(loaded.runtimes[what], progress=_say)
-        return check_path(bundle.root.parent, block_size=block_size, budget=budget)
+        spec = loaded.runtimes[what]
+        bundle = build_bundle(spec, progress=_say)
+        return check_path(
+            bundle.root.parent, description=spec.description, block_size=block_size, budget=budget
+        )
     from ddtree_ops.cli.common import open_session
     from ddtree_ops.service.layout import Layout
 
@@ -204,7 +208,11 @@ def _check(what: str, inventory: str | None, block_size: int, budget: int) -> Pa
     current = Layout.of(target).current
     with open_session(target) as session:
         return check_source(
-            lambda path: session.read_file(f"{current}/{path}"), block_size=block_size, budget=budget
+            lambda path: session.read_file(f"{current}/{path}"),
+            where=f"{target.host.name}:{current}",
+            description=target.runtime.description,
+            block_size=block_size,
+            budget=budget,
         )
 
 

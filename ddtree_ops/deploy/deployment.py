@@ -172,7 +172,11 @@ class Deployment:
             if self.observed.state.running and self.observed.release:
                 self.state_left = f"nothing was changed: release {self.observed.release[:12]} keeps serving"
             facts = parse_facts(probe.data[: probe.values["stdout"]])
-            results = judge(self.target, facts, self.control.port_owner(self.target.service.port))
+            results = judge(
+                self.target,
+                facts,
+                self.control.port_owner(self.target.service.port, self.target.service.bind),
+            )
             self.checks += results
             bad = [result for result in results if result.verdict is Verdict.FAIL]
             if bad:
@@ -255,6 +259,8 @@ class Deployment:
             speculative = self.target.service.speculative
             check = check_source(
                 lambda path: self.session.read_file(f"{release}/{path}"),
+                where=f"{self.target.name}:{release}",
+                description=self.target.runtime.description,
                 block_size=speculative.block_size if speculative else 8,
                 budget=speculative.budget if speculative else None,
             )

@@ -125,7 +125,7 @@ def parse_facts(stdout: bytes) -> Facts:
 def judge(target: Target, facts: Facts, owners: Sequence[PortOwner]) -> list[CheckResult]:
     """One result a fact; pure.
 
-    :param owners: who listens on the service's port.
+    :param owners: who listens on the service's port, where it would be in the way.
     """
     service = target.service
     gib = facts.free_bytes / 2**30
@@ -175,13 +175,6 @@ def judge(target: Target, facts: Facts, owners: Sequence[PortOwner]) -> list[Che
     if target.host.gpu is not None:
         results.append(_gpus(target, facts))
     return results
-
-
-def _collides(listening: str, bind: str) -> bool:
-    """Two listeners on one port are in each other's way on the same address, or where one of them takes all."""
-    address = listening.rpartition(":")[0].strip("[]")
-    everywhere = {"0.0.0.0", "::", "*", ""}
-    return address == bind or address in everywhere or bind in everywhere
 
 
 def _weights(what: str, path: str, found: Mapping[str, Any]) -> CheckResult:

@@ -13,24 +13,22 @@ a lab lies in one folder, so that several labs (a user's, a test run's) live sid
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import select
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from ddtree_ops.errors import LabError, OpsError, UsageError
 from ddtree_ops.lab import image as images
+from ddtree_ops.lab.container import STOP_TIMEOUT_S, Container, Record, call, hierarchies, start_ticks, tail
 from ddtree_ops.lab.furnish import furnish, write
 from ddtree_ops.paths import lab_dir
 from ddtree_ops.results import Event, EventKind, Reporter
@@ -56,7 +54,6 @@ SSH_PORT = 22022
 """Port of every lab host's sshd, on the host's own address."""
 
 BOOT_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -122,19 +119,6 @@ class LabHostStatus:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class _Record:
-    """Content of state.json: which process is this host's."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
-    since: float
-    storage: str
-    image: str
-    address: str
-
-
 def environment() -> dict[str, str]:
     """Variables that name this lab, for other processes and for ``${...}`` in inventories."""
     return {"DDTREE_OPS_LAB_DIR": str(lab_dir()), "DDTREE_OPS_LAB_NET": _net()}
@@ -157,7 +141,7 @@ def missing() -> list[str]:
     ):
         if shutil.which(program, path=_PATH) is None:
             problems.append(f"{program}: apt-get install -y {package}")
-    if not _hierarchies():
+    if not hierarchies():
         problems.append("cgroups: mount them, e.g. mount -t cgroup2 none /sys/fs/cgroup")
     return problems
 
@@ -274,13 +258,9 @@ def _address(name: str) -> str:
     return f"{_net()}.{_SPECS[name].number}"
 
 
-def _dir(name: str) -> Path:
-    return lab_dir() / "hosts" / name
-
-
-def _label(name: str) -> str:
-    """Name of the host that no other lab on this machine has: for its cgroup, unit and machine name."""
-    return f"ddtree-lab-{hashlib.sha256(os.path.realpath(lab_dir()).encode()).hexdigest()[:8]}-{name}"
+def _container(name: str) -> Container:
+    mark = hashlib.sha256(os.path.realpath(lab_dir()).encode()).hexdigest()[:8]
+    return Container(name, f"ddtree-lab-{mark}-{name}", lab_dir() / "hosts" / name)
 
 
 @contextmanager
@@ -341,15 +321,7 @@ def _make_keys() -> None:
 def _make_key(path: Path, kind: str, comment: str) -> None:
     if not path.is_file():
         argv = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(path)]
-        _call(argv, "the lab's ssh keys could not be made")
-
-
-def _call(argv: Sequence[str], problem: str, *, host: str = "") -> str:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        details = (done.stderr or done.stdout).strip().splitlines()
-        raise LabError(problem, host=host, phase="lab", details=tuple(details[-10:]))
-    return done.stdout
+        call(argv, "the lab's ssh keys could not be made")
 
 
 # --- one host ----------------------------------------------------------------------------------------------------
@@ -357,7 +329,8 @@ def _call(argv: Sequence[str], problem: str, *, host: str = "") -> str:
 
 def _up(name: str, image: Path, tell: Teller) -> LabHost:
     began = time.monotonic()
-    record = _live(name)
+    container = _container(name)
+    record = container.live()
     if record is not None and record.address != _address(name):
         raise LabError(
             f"it runs with the address {record.address}, not {_address(name)}",
@@ -366,18 +339,18 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
             hint="ddtree-ops lab down, then up again, or set DDTREE_OPS_LAB_NET back",
         )
     if record is None:
-        _sweep(name)
-        _unmount(name)
+        container.sweep()
+        container.unmount()
         _refuse_taken_address(name)
-        storage = _mount(name, image)
+        storage = container.mount(image)
         _furnish(name)
-        record = _boot(name, storage, image)
+        record = container.boot(storage, image, _address(name))
         try:
             system = _wait_ready(name, record)
         except LabError:
-            _stop(name, record, patience=0.0)
-            _sweep(name)
-            _unmount(name)
+            container.stop(record, patience=0.0)
+            container.sweep()
+            container.unmount()
             raise
         tell(name, f"{system} on {record.address} after {time.monotonic() - began:.1f} s")
     else:
@@ -390,25 +363,26 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
         user=_SPECS[name].user,
         identity_file=lab_dir() / "id_ed25519",
         known_hosts=lab_dir() / "known_hosts",
-        root=_dir(name) / "merged",
+        root=container.root,
         pid=record.pid,
         storage=record.storage,
     )
 
 
 def _down(name: str, *, keep: bool, tell: Teller, patience: float = STOP_TIMEOUT_S) -> None:
-    record = _live(name)
+    container = _container(name)
+    record = container.live()
     if record is not None:
-        _stop(name, record, patience)
+        container.stop(record, patience)
         tell(name, "powered off")
-    _sweep(name)
-    _unmount(name)
-    if not keep and _dir(name).is_dir():
-        images.remove_tree(_dir(name))
+    container.sweep()
+    container.unmount()
+    if not keep:
+        images.remove_tree(container.folder)
 
 
 def _status(name: str) -> LabHostStatus:
-    record = _live(name)
+    record = _container(name).live()
     state: HostState = "down"
     detail = ""
     if record is not None:
@@ -448,47 +422,10 @@ def _refuse_taken_address(name: str) -> None:
             ) from error
 
 
-def _mount(name: str, image: Path) -> str:
-    """Lay the host's writable layer over the image. Returns how: ``overlay`` or ``copy``."""
-    folder = _dir(name)
-    stamp = folder / "image"
-    if stamp.is_file() and stamp.read_text() != image.name:
-        images.remove_tree(folder)
-    if (folder / "merged" / "etc").is_dir():
-        return "copy"
-    for part in ("upper", "work", "merged"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    stamp.write_text(image.name)
-    options = ",".join(
-        f"{key}={_escape(path)}"
-        for key, path in (("lowerdir", image), ("upperdir", folder / "upper"), ("workdir", folder / "work"))
-    )
-    argv = ["mount", "-t", "overlay", "-o", options, _label(name), str(folder / "merged")]
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
-        return "overlay"
-    copy = folder / "copy"
-    images.remove_tree(copy)
-    argv = ["cp", "-a", "--reflink=auto", str(image), str(copy)]
-    _call(argv, "the image could not be copied (an overlay could not be mounted either)", host=name)
-    copy.replace(folder / "merged")
-    return "copy"
-
-
-def _escape(path: Path) -> str:
-    return re.sub(r"([\\,:])", r"\\\1", str(path))
-
-
-def _unmount(name: str) -> None:
-    merged = _dir(name) / "merged"
-    if merged.is_dir() and os.path.ismount(merged):
-        _call(["umount", "--", str(merged)], f"{merged} could not be unmounted", host=name)
-
-
 def _furnish(name: str) -> None:
     """Everything that makes the image this host. Safe while it runs."""
     spec = _SPECS[name]
-    root = _dir(name) / "merged"
+    root = _container(name).root
     keys = lab_dir() / "keys" / name
     public = (lab_dir() / "id_ed25519.pub").read_bytes()
     hosts = "".join(f"{_address(other)} {other}\n" for other in HOSTS)
@@ -519,236 +456,21 @@ def _furnish(name: str) -> None:
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def _boot(name: str, storage: str, image: Path) -> _Record:
-    folder = _dir(name)
-    console = folder / "console.log"
-    console.write_bytes(b"")
-    argv = [
-        "systemd-nspawn",
-        "--quiet",
-        f"--directory={folder / 'merged'}",
-        f"--machine={_label(name)}",
-        f"--hostname={name}",
-        "--boot",
-        "--register=no",
-        "--keep-unit",
-        "--console=read-only",
-        "--resolv-conf=off",
-        "--timezone=off",
-        "--link-journal=no",
-    ]
-    pid = _spawn_in_unit(name, argv, console) if _SYSTEMD.is_dir() else _spawn_in_cgroup(name, argv, console)
-    ticks = _start_ticks(pid)
-    if ticks is None:
-        raise LabError(
-            "systemd-nspawn ended at once",
-            host=name,
-            phase="lab",
-            state="the host is down",
-            details=_tail(console),
-        )
-    record = _Record(
-        pid=pid,
-        start_ticks=ticks,
-        boot_id=_boot_id(),
-        since=time.time(),
-        storage=storage,
-        image=image.name,
-        address=_address(name),
-    )
-    write(folder, "state.json", json.dumps(asdict(record)).encode(), 0o600)
-    return record
-
-
-_SYSTEMD = Path("/run/systemd/system")
-
-
-def _spawn_in_unit(name: str, argv: Sequence[str], console: Path) -> int:
-    """Where systemd runs this machine: a transient unit, so that the host has a cgroup of its own, delegated."""
-    properties = ("Delegate=yes", "KillMode=mixed", "TasksMax=16384", f"TimeoutStopSec={STOP_TIMEOUT_S:.0f}")
-    _call(
-        [
-            "systemd-run",
-            "--quiet",
-            "--collect",
-            f"--unit={_unit(name)}",
-            f"--description=ddtree-ops lab host {name}",
-            *(f"--property={prop}" for prop in properties),
-            f"--property=StandardOutput=append:{console}",
-            f"--property=StandardError=append:{console}",
-            "--",
-            *argv,
-        ],
-        "the host could not be started as a unit",
-        host=name,
-    )
-    return int(_show(name, "MainPID"))
-
-
-def _unit(name: str) -> str:
-    return f"{_label(name)}.service"
-
-
-def _show(name: str, prop: str) -> str:
-    argv = ["systemctl", "show", "--value", f"--property={prop}", _unit(name)]
-    return _call(argv, "systemd does not answer", host=name).strip()
-
-
-def _spawn_in_cgroup(name: str, argv: Sequence[str], console: Path) -> int:
-    """Elsewhere: a detached process in a cgroup made for it. Two hosts in one cgroup would kill each other's units."""
-    groups = _cgroups(name)
-    try:
-        for group in groups:
-            group.mkdir(exist_ok=True)
-    except OSError as error:
-        raise LabError(
-            f"no cgroup could be made for it: {error}",
-            host=name,
-            phase="lab",
-            hint="in a container: start it with --privileged and a cgroup namespace of its own",
-        ) from error
-    script = (
-        'log=$1; shift; while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift\n'
-        '"$@" </dev/null >>"$log" 2>&1 &\n'
-        "echo $!"
-    )
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", str(console), *map(str, groups), "--", *argv],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        cwd="/",
-    )
-    if done.returncode:
-        raise LabError(
-            "it could not be started", host=name, phase="lab", details=tuple(done.stderr.splitlines())
-        )
-    return int(done.stdout)
-
-
-def _hierarchies() -> list[Path]:
-    """Mount points of the cgroup trees that systemd uses: the unified one, and in older set-ups ``name=systemd``."""
-    found = []
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, point, kind, options, *_ = line.split(" ")
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
-            found.append(Path(point))
-    return found
-
-
-def _cgroups(name: str) -> list[Path]:
-    return [root / _label(name) for root in _hierarchies()]
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot, None for a dead one or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _live(name: str) -> _Record | None:
-    """The record of the host's process, None unless that very process lives."""
-    try:
-        record = _Record(**json.loads((_dir(name) / "state.json").read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise LabError(
-            f"{_dir(name) / 'state.json'} is not readable: {error}",
-            host=name,
-            phase="lab",
-            hint="remove that file after stopping the host's systemd-nspawn",
-        ) from error
-    same = record.boot_id == _boot_id() and _start_ticks(record.pid) == record.start_ticks
-    return record if same else None
-
-
-def _stop(name: str, record: _Record, patience: float) -> None:
-    """End the recorded process: a clean power-off, after ``patience`` seconds SIGKILL."""
-    try:
-        handle = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if _start_ticks(record.pid) != record.start_ticks:
-            return
-        with suppress(ProcessLookupError):
-            if patience > 0:
-                signal.pidfd_send_signal(handle, signal.SIGTERM)
-                if select.select([handle], [], [], patience)[0]:
-                    return
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        if not select.select([handle], [], [], STOP_TIMEOUT_S)[0]:
-            raise LabError(
-                f"process {record.pid} does not end", host=name, phase="lab", state="the host still runs"
-            )
-    finally:
-        os.close(handle)
-
-
-def _sweep(name: str) -> None:
-    """End what a killed host left in its unit or cgroup, remove that and nspawn's own leftover folder."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-
-    def wait(what: object) -> None:
-        if time.monotonic() > deadline:
-            raise LabError(f"{what} does not go away", host=name, phase="lab", state="processes are left")
-        time.sleep(0.02)
-
-    if _SYSTEMD.is_dir():
-        while _show(name, "LoadState") != "not-found":
-            for verb in ("stop", "reset-failed"):
-                subprocess.run(
-                    ["systemctl", verb, _unit(name)], stdin=subprocess.DEVNULL, capture_output=True
-                )
-            wait(_unit(name))
-    for group in _cgroups(name):
-        while group.is_dir():
-            folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
-            left = [int(pid) for folder in folders for pid in _members(folder)]
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not left:
-                with suppress(OSError):
-                    for folder in folders:
-                        folder.rmdir()
-                    break
-            wait(group)
-    with suppress(FileNotFoundError):
-        Path("/run/systemd/nspawn/propagate", _label(name)).rmdir()
-
-
-def _members(group: Path) -> list[str]:
-    try:
-        return (group / "cgroup.procs").read_text().split()
-    except (FileNotFoundError, OSError):
-        return []
-
-
 # --- readiness ---------------------------------------------------------------------------------------------------
 
 
-def _wait_ready(name: str, record: _Record) -> str:
+def _wait_ready(name: str, record: Record) -> str:
     """Wait until ssh and systemd answer. Returns ``running`` or ``degraded``."""
     deadline = time.monotonic() + BOOT_TIMEOUT_S
     answer = "sshd does not listen"
     while time.monotonic() < deadline:
-        if _start_ticks(record.pid) != record.start_ticks:
+        if start_ticks(record.pid) != record.start_ticks:
             raise LabError(
                 "it died while booting",
                 host=name,
                 phase="lab",
                 state="the host is down",
-                details=_tail(_dir(name) / "console.log"),
+                details=tail(_container(name).console),
             )
         if _listens(name):
             answer = _ask_systemd(name, timeout=max(1.0, deadline - time.monotonic()), wait=True)
@@ -760,7 +482,7 @@ def _wait_ready(name: str, record: _Record) -> str:
         host=name,
         phase="lab",
         state="the host was stopped",
-        details=_tail(_dir(name) / "console.log"),
+        details=tail(_container(name).console),
     )
 
 
@@ -803,13 +525,3 @@ def _ssh_root(name: str, command: Sequence[str], timeout: float) -> subprocess.C
     return subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout
     )
-
-
-def _tail(path: Path, lines: int = 25) -> tuple[str, ...]:
-    """The end of a console log without its colours."""
-    try:
-        text = path.read_bytes()[-16384:].decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-lines:]

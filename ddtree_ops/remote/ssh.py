@@ -105,7 +105,7 @@ def expand_includes(path: Path, *, home: Path, depth: int = 0) -> Iterator[str]:
             root, relative = (Path("/"), full[1:]) if full.startswith("/") else (base, full)
             for found in sorted(root.glob(relative)):
                 yield from expand_includes(found, home=home, depth=depth + 1)
-        yield block
+                yield block
 
 
 def _ssh_config(spec: ConnectSpec) -> Any:
@@ -175,17 +175,22 @@ class _Trust:
                     places.append(f"{path}:{number}")
         return keys, revoked, places
 
+    def pinned(self, key: PKey) -> bool:
+        """Whether this is the key with the pinned fingerprint."""
+        return self.fingerprint is not None and key.fingerprint.rstrip("=") == self.fingerprint.rstrip("=")
+
     def check(self, key: PKey) -> None:
         """:raises HostKeyError: the key is not to be trusted."""
         shown = f"{key.get_name()} {key.fingerprint}"
         if self.fingerprint is not None:
-            if key.fingerprint.rstrip("=") != self.fingerprint.rstrip("="):
+            if not self.pinned(key):
                 raise HostKeyError(
                     "THE HOST KEY IS NOT THE PINNED ONE: somebody may be in between, or the host was reinstalled",
                     host=self.label,
                     phase="connect",
                     state="nothing was sent to the host",
-                    hint="ask who runs the host; if the new key is right, change ssh.fingerprint in the inventory",
+                    hint="ask who runs the host; if this key is right, change ssh.fingerprint in the inventory "
+                    "(a host has one key of each type; pin the type that is shown here)",
                     details=(f"pinned: {self.fingerprint}", f"shown:  {shown}"),
                 )
             return
@@ -245,9 +250,10 @@ def _transport_factory(trust: _Trust) -> Callable[..., Transport]:
     """Paramiko transports with fast ciphers, a large window, and the recorded host key types asked for first."""
     from paramiko import Transport
 
-    recorded = [] if trust.fingerprint is not None else trust.recorded()[0]
     first: list[str] = []
-    for key in recorded:
+    for key in trust.recorded()[0]:
+        if trust.fingerprint is not None and not trust.pinned(key):
+            continue
         name = key.get_name()
         first += ["rsa-sha2-512", "rsa-sha2-256"] if name == "ssh-rsa" else [name]
 

@@ -19,7 +19,7 @@ import pytest
 
 from ddtree_ops import lab as lab_hosts
 from ddtree_ops.errors import LabError, UsageError
-from ddtree_ops.lab import furnish, hosts, image
+from ddtree_ops.lab import container, furnish, hosts, image
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -213,12 +213,12 @@ def mounts_below(folder: Path) -> list[str]:
 
 def processes_of(name: str) -> list[int]:
     """Live processes in the host's cgroup or with its label on the command line."""
-    label = hosts._label(name)
+    label = hosts._container(name).label
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             text = (folder / "cgroup").read_text() + (folder / "cmdline").read_text()
-            alive = hosts._start_ticks(int(folder.name)) is not None
+            alive = container.start_ticks(int(folder.name)) is not None
         except OSError:
             continue
         if label in text and alive:
@@ -237,7 +237,7 @@ def test_down_leaves_nothing_and_up_brings_clean_hosts_with_the_same_keys(spare_
     assert processes_of("ct200") == []
     assert mounts_below(spare_lab) == []
     assert list((spare_lab / "hosts").iterdir()) == []
-    assert not any(group.exists() for group in hosts._cgroups("ct200"))
+    assert not any(group.exists() for group in hosts._container("ct200").cgroups)
     assert [status.state for status in lab_hosts.status()] == ["down", "down"]
     assert ssh("ct200", "true").returncode == 255
 
@@ -308,7 +308,7 @@ def test_a_recycled_pid_is_never_ended(spare_lab: Path) -> None:
             assert bystander.poll() is None
         finally:
             bystander.kill()
-    assert hosts._start_ticks(host.pid) is None
+    assert container.start_ticks(host.pid) is None
     assert mounts_below(spare_lab) == []
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ class Server:
     port: int
     keys: tuple[str, ...]
     user: str = "root"
-    logs: list[str] = field(default_factory=list)
 
     @property
     def known(self) -> str:

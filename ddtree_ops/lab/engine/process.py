@@ -73,12 +73,12 @@ class EngineProcess:
     @property
     def log(self) -> str:
         """What it has written to standard error so far."""
-        return self._log.read_text(encoding="utf-8", errors="replace")
+        return self._log.read_bytes().decode("utf-8", "replace")
 
     @property
     def access_log(self) -> str:
         """What it has written to standard output so far."""
-        return self._access.read_text(encoding="utf-8", errors="replace")
+        return self._access.read_bytes().decode("utf-8", "replace")
 
     @property
     def scheduler_pid(self) -> int | None:
