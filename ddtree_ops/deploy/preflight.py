@@ -160,9 +160,7 @@ def judge(target: Target, facts: Facts, owners: Sequence[PortOwner]) -> list[Che
     ]
     if service.drafter and facts.drafter is not None:
         results.append(_weights("drafter", service.drafter, facts.drafter))
-    strangers = [
-        owner for owner in owners if owner.unit != service.unit and _collides(owner.address, service.bind)
-    ]
+    strangers = [owner for owner in owners if owner.unit != service.unit]
     results.append(
         _result(
             "port",
