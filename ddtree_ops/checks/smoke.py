@@ -19,6 +19,7 @@ from ddtree_ops.checks.signatures import signatures
 from ddtree_ops.checks.speculation import judge_graphs, judge_speculation, summarise_decode
 from ddtree_ops.checks.textquality import judge_text
 from ddtree_ops.diagnose.api import DiagnosisReport
+from ddtree_ops.errors import Inconclusive
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Reporter, Verdict, worst
@@ -126,7 +127,7 @@ def _judge_text(chat: Chat, prompt: Prompt, host: str) -> CheckResult:
     evidence = (Evidence("http POST /v1/chat/completions", _excerpt(chat.text)),)
     reason = found.reason
     if reason is None and (missing := unmet(prompt, chat.text or "")):
-        reason = f"the answer to {prompt.name} matches none of what it must hold: {', '.join(missing)}"
+        reason = f"the answer to the prompt {prompt.name} does not match {', '.join(missing)}"
     if reason is not None:
         return CheckResult(
             "smoke.text",
@@ -430,6 +431,12 @@ def _stable(
 def _finish(run: _Run, unit: UnitState, chat: Chat | None, info: ServerInfo | None) -> SmokeReport:
     """The signature scan of the invocation that was tested comes last: it must see what the requests provoked."""
     run.say("reading the journal of this invocation", 0.95)
-    scanned, diagnosis = signatures(run.session, run.target, invocation=unit.invocation_id)
+    diagnosis: DiagnosisReport | None = None
+    try:
+        scanned, diagnosis = signatures(run.session, run.target, invocation=unit.invocation_id)
+    except Inconclusive as error:
+        scanned = CheckResult(
+            "signatures", Verdict.INCONCLUSIVE, error.message, host=run.host, hint=error.hint
+        )
     run.add(scanned)
     return SmokeReport(tuple(run.results), diagnosis, chat, info)

@@ -26,15 +26,32 @@ from ddtree_ops.secret import Secret
 from ddtree_ops.service.control import JournalFollower, UnitControl
 from ddtree_ops.service.state import UnitState
 
-__all__ = ["ReadyReport", "StartFailed", "StartTimeout", "wait_ready"]
+__all__ = ["Pace", "ReadyReport", "StartFailed", "StartTimeout", "wait_ready"]
 
 HEARTBEAT = 30.0
 """Seconds after which an event is emitted although nothing changed."""
-_MIN_GAP = 0.25
+GAP = 0.25
+"""Least seconds between two events."""
 _HTTP_FIRST, _HTTP_LAST, _HTTP_GROWTH, _HTTP_TIMEOUT = 2.0, 15.0, 1.4, 25.0
 _PORT_RECHECK, _PORT_PATIENCE = 1.0, 30.0
 _LAST_WORDS = 0.4
 _STOP_CHECK = 0.2
+
+
+class Pace:
+    """When is a progress event due? On every change, at most once in :data:`GAP`, and after :data:`HEARTBEAT` anyway."""
+
+    def __init__(self) -> None:
+        self._said: object = None
+        self._at = float("-inf")
+
+    def due(self, key: object, now: float) -> bool:
+        """True where an event with this content is due at ``now``; it then counts as emitted."""
+        gap = GAP if key != self._said else HEARTBEAT
+        if now - self._at < gap:
+            return False
+        self._said, self._at = key, now
+        return True
 
 
 @dataclass(frozen=True)
@@ -240,8 +257,7 @@ def wait_ready(
     latest: UnitState | None = None
     holders: PortHolders | None = None
     sources = _Sources(session, target, api_key)
-    said: tuple[object, ...] = ()
-    said_at = begun - HEARTBEAT
+    pace = Pace()
     port_at, ready_at = begun - _PORT_RECHECK, 0.0
     control = UnitControl(session, unit)
     following = False
@@ -305,7 +321,7 @@ def wait_ready(
         sources.start_unit()
         while True:
             try:
-                take(sources.items.get(timeout=_MIN_GAP), clock())
+                take(sources.items.get(timeout=GAP), clock())
                 while True:
                     take(sources.items.get_nowait(), clock())
             except queue.Empty:
@@ -341,12 +357,10 @@ def wait_ready(
                         f"a longer {late}_timeout is set under health: in the inventory",
                         details=(f"got to: {machine.describe()}",),
                     )
-            now_is = (machine.phase, machine.shards, machine.graphs, machine.active)
-            if (now_is != said and now - said_at >= _MIN_GAP) or now - said_at >= HEARTBEAT:
+            if pace.due((machine.phase, machine.shards, machine.graphs, machine.active), now):
                 text = machine.describe()
-                if now_is == said:
+                if now - machine.progress_at >= HEARTBEAT:
                     text += f"; last progress {duration(now - machine.progress_at)} ago"
-                said, said_at = now_is, now
                 report(Event(EventKind.PROGRESS, host, phase, text, fraction=machine.fraction))
     except OpsError as error:
         raise error.at(host=host, phase=phase) from None

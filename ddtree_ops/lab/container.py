@@ -6,6 +6,7 @@ cgroup of its own: two systemds in one cgroup would end each other's units.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -333,7 +334,9 @@ def start_ticks(pid: int) -> int | None:
 def _members(group: Path) -> list[str]:
     try:
         return (group / "cgroup.procs").read_text().split()
-    except (FileNotFoundError, OSError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
         return []
 
 

@@ -121,7 +121,7 @@ class LabHostStatus:
 
 def environment() -> dict[str, str]:
     """Variables that name this lab, for other processes and for ``${...}`` in inventories."""
-    return {"DDTREE_OPS_LAB_DIR": str(lab_dir()), "DDTREE_OPS_LAB_NET": _net()}
+    return {"DDTREE_OPS_LAB_DIR": str(_lab()), "DDTREE_OPS_LAB_NET": _net()}
 
 
 def missing() -> list[str]:
@@ -184,7 +184,7 @@ def down(names: Sequence[str] | None = None, *, keep: bool = False, progress: Re
     """
     chosen = _chosen(names)
     tell = _teller(progress)
-    if not lab_dir().is_dir():
+    if not _lab().is_dir():
         return
     with _exclusive(tell):
         _each(chosen, lambda name: _down(name, keep=keep, tell=tell))
@@ -211,7 +211,7 @@ def ssh_argv(name: str, command: Sequence[str] = ()) -> list[str]:
     :raises LabError: the lab was never up, so there is no ssh_config.
     """
     (chosen,) = _chosen([name])
-    config = lab_dir() / "ssh_config"
+    config = _lab() / "ssh_config"
     if not config.is_file():
         raise LabError("there is no lab", host=chosen, hint="ddtree-ops lab up")
     return ["ssh", "-F", str(config), chosen, *(["--", *command] if command else [])]
@@ -258,17 +258,21 @@ def _address(name: str) -> str:
     return f"{_net()}.{_SPECS[name].number}"
 
 
+def _lab() -> Path:
+    return lab_dir().expanduser().absolute()
+
+
 def _container(name: str) -> Container:
-    mark = hashlib.sha256(os.path.realpath(lab_dir()).encode()).hexdigest()[:8]
-    return Container(name, f"ddtree-lab-{mark}-{name}", lab_dir() / "hosts" / name)
+    mark = hashlib.sha256(os.path.realpath(_lab()).encode()).hexdigest()[:8]
+    return Container(name, f"ddtree-lab-{mark}-{name}", _lab() / "hosts" / name)
 
 
 @contextmanager
 def _exclusive(tell: Teller) -> Iterator[None]:
-    lab_dir().mkdir(parents=True, exist_ok=True)
-    lab_dir().chmod(0o700)
+    _lab().mkdir(parents=True, exist_ok=True)
+    _lab().chmod(0o700)
     with images.locked(
-        lab_dir() / ".lock", lambda: tell("lab", "another process is changing the lab; waiting for it")
+        _lab() / ".lock", lambda: tell("lab", "another process is changing the lab; waiting for it")
     ):
         yield
 
@@ -288,7 +292,7 @@ def _each(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
 
 def _make_keys() -> None:
     """The client's key, the hosts' keys, known_hosts and ssh_config; existing keys are kept."""
-    root = lab_dir()
+    root = _lab()
     identity = root / "id_ed25519"
     _make_key(identity, "ed25519", "ddtree-ops lab")
     known, config = [], []
@@ -361,8 +365,8 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
         address=record.address,
         port=SSH_PORT,
         user=_SPECS[name].user,
-        identity_file=lab_dir() / "id_ed25519",
-        known_hosts=lab_dir() / "known_hosts",
+        identity_file=_lab() / "id_ed25519",
+        known_hosts=_lab() / "known_hosts",
         root=container.root,
         pid=record.pid,
         storage=record.storage,
@@ -426,8 +430,8 @@ def _furnish(name: str) -> None:
     """Everything that makes the image this host. Safe while it runs."""
     spec = _SPECS[name]
     root = _container(name).root
-    keys = lab_dir() / "keys" / name
-    public = (lab_dir() / "id_ed25519.pub").read_bytes()
+    keys = _lab() / "keys" / name
+    public = (_lab() / "id_ed25519.pub").read_bytes()
     hosts = "".join(f"{_address(other)} {other}\n" for other in HOSTS)
     write(root, "etc/hostname", f"{name}\n".encode())
     write(root, "etc/hosts", f"127.0.0.1 localhost\n{hosts}".encode())
@@ -513,7 +517,7 @@ def _ssh_root(name: str, command: Sequence[str], timeout: float) -> subprocess.C
     argv = [
         "ssh",
         "-F",
-        str(lab_dir() / "ssh_config"),
+        str(_lab() / "ssh_config"),
         "-o",
         "BatchMode=yes",
         "-l",

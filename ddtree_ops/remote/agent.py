@@ -677,7 +677,7 @@ def discard(path: str) -> None:
 
 def discard_busy(path: str) -> None:
     """Remove a tree into which a thread that is being stopped may still write."""
-    for _ in range(20):
+    for _ in range(100):
         try:
             discard(path)
             return
@@ -1013,10 +1013,13 @@ def op_publish(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, byte
 
 
 def drop_staged(agent: Agent, token: str) -> None:
+    """Remove a staging folder, then forget it: whoever ends meanwhile still knows of it."""
     with agent.guard:
-        job = agent.staged.pop(token, None)
+        job = agent.staged.get(token)
     if job is not None:
         discard_busy(job.folder)
+        with agent.guard:
+            agent.staged.pop(token, None)
 
 
 def op_publish_abort(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
@@ -1256,6 +1259,7 @@ def op_http(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
 
     kind = http.client.HTTPSConnection if args["scheme"] == "https" else http.client.HTTPConnection
     link = kind(args["host"], int(args["port"]), timeout=args.get("connect_timeout"))
+    answer: http.client.HTTPResponse | None = None
     try:
         try:
             link.connect()
@@ -1297,6 +1301,8 @@ def op_http(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
         except OSError as error:
             raise OpError("http_read", f"{error.strerror or error}") from None
     finally:
+        if answer is not None:
+            answer.close()
         link.close()
     return {}, b""
 

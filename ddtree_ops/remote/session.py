@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +157,7 @@ def explain_start(
             hint=f"connect as root, or allow this user NOPASSWD in sudoers for {python}; try: ssh HOST sudo -n true",
             **start,
         )
-    if "sudo" in low and "not found" in low:
+    if re.search(r"sudo\W{0,3}: *(command |no such file|not found)", low):
         return SudoError(
             "sudo is not installed", hint="connect as root, or install sudo on the host", **start
         )

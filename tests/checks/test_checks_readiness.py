@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree_ops.checks.readiness import PHASES, Failed, Outcome, Readiness, Ready, TimedOut, Waiting, duration
@@ -122,6 +122,27 @@ def test_phase_seconds_add_up_to_the_whole() -> None:
     assert sum(seconds.values()) == pytest.approx(len(lines) - 1.0)
 
 
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("name", "shards"), [("k2-nvfp4", (119, 119)), ("k25-int4", (64, 64)), ("k25-int4-sm120fix", (64, 64))]
+)
+def test_logs_of_eight_ranks(name: str, shards: tuple[int, int]) -> None:
+    path = Path(__file__).parents[3] / "shared" / "corpus" / "operator-logs" / f"{name}.log"
+    if not path.is_file():
+        pytest.skip(f"{path} is not here")
+    machine = Readiness(2700, 600, 0.0)
+    machine.feed_unit(RUNNING, 0.0)
+    ready_at = None
+    for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n")):
+        machine.feed_line(line, float(number))
+        if ready_at is None and isinstance(machine.poll(float(number)), Ready):
+            ready_at = number
+            assert "fired up" in line
+    assert ready_at is not None
+    assert machine.shards == shards
+    assert {"weights", "kv-cache", "warm-up", "fired-up"} <= set(machine.phase_seconds())
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (59.9, "59s"), (60, "1m00s"), (192, "3m12s"), (3720, "1h02m")]
 )
@@ -134,6 +155,7 @@ LINES = st.sampled_from([line for line in log_lines("h200-dflash.log") if line.s
 )
 
 
+@settings(deadline=None)
 @given(st.lists(LINES, max_size=60))
 def test_any_order_of_lines_is_monotone_and_never_ready_without_the_word(lines: list[str]) -> None:
     machine = Readiness(2700, 600, 0.0)

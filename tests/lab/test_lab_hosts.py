@@ -402,7 +402,7 @@ def test_missing_names_every_program_and_its_package(tmp_path: Path, monkeypatch
     )
 
 
-@pytest.mark.parametrize("net", ["10.1.2", "127.0", "127.0.256", "127.0.0.1", "127.0.1\n"])
+@pytest.mark.parametrize("net", ["192.0.2", "127.0", "127.0.256", "127.0.0.1", "127.0.1\n"])
 def test_addresses_outside_loopback_are_refused(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDTREE_OPS_LAB_NET", net)
     with pytest.raises(LabError, match="DDTREE_OPS_LAB_NET"):

@@ -30,8 +30,16 @@ def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     return home
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def local() -> Iterator[Session]:
+    """An agent on this machine, shared by the tests of a module."""
+    with connect_local() as session:
+        yield session
+
+
+@pytest.fixture
+def own() -> Iterator[Session]:
+    """An agent on this machine that a test may stop or kill."""
     with connect_local() as session:
         yield session
 

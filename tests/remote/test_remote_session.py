@@ -388,25 +388,25 @@ def test_close_ends_agent_and_commands(alive: Any, wait_until: Any) -> None:
         session.request("ping")
 
 
-def test_death_of_the_agent_is_told_to_requests_under_way(local: Session) -> None:
-    stream = local.stream(["sleep", "60"])
-    os.kill(local.facts["pid"], signal.SIGKILL)
+def test_death_of_the_agent_is_told_to_requests_under_way(own: Session) -> None:
+    stream = own.stream(["sleep", "60"])
+    os.kill(own.facts["pid"], signal.SIGKILL)
     with pytest.raises(UnreachableError, match="closed by the host"):
         list(stream)
     with pytest.raises(UnreachableError) as caught:
-        local.run(["true"])
+        own.run(["true"])
     assert "during run" in str(caught.value) and caught.value.hint
 
 
-def test_client_gives_up_on_an_agent_that_hangs(local: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_gives_up_on_an_agent_that_hangs(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "GRACE", 0.1)
-    os.kill(local.facts["pid"], signal.SIGSTOP)
+    os.kill(own.facts["pid"], signal.SIGSTOP)
     try:
         with pytest.raises(DeadlineError, match=r"no answer from the host within 0\.2 s"):
-            local.request("ping", deadline=0.2)
+            own.request("ping", deadline=0.2)
     finally:
-        os.kill(local.facts["pid"], signal.SIGCONT)
-    assert local.request("ping").values
+        os.kill(own.facts["pid"], signal.SIGCONT)
+    assert own.request("ping").values
 
 
 def test_silence_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
