@@ -365,9 +365,7 @@ class Deployment:
         """Record that the activation under way passed, and have the unit started at boot from now on."""
         if self.activation is not None:
             self.control.enable()
-            self.session.append_line(
-                self.layout.history, verdict_line(self.activation.id, Verdict.PASS, self._verdict_summary())
-            )
+            self._record(self.activation, Verdict.PASS)
 
     # -- after a failure -----------------------------------------------------------------------------------
 
@@ -410,38 +408,61 @@ class Deployment:
                 (self.evidence / "diagnosis.json").write_text(text, encoding="utf-8")
 
     def rollback(self) -> None:
-        """Go back to the last release that passed, and see that it serves; without one, stop the unit."""
-        if self.activation is None:
+        """Go back to the last release that passed, and see that it serves.
+
+        Without one, back to the unit file that ran before us, unvalidated; without that, the unit is stopped.
+
+        :raises RolledBack: it serves again.
+        """
+        failed = self.activation
+        if failed is None:
             return
+        unit = self.target.service.unit
         with self.phase("rollback"):
-            failed = self.activation
-            self.session.append_line(
-                self.layout.history, verdict_line(failed.id, Verdict.FAIL, self._verdict_summary())
-            )
-            good = self._need(self.observed).history.last_good()
+            self._record(failed, Verdict.FAIL)
+            before = self._need(self.observed)
+            good = before.history.last_good()
+            if good is None and before.state.running and before.unit_text not in (None, self.unit_text):
+                self._put_back(before)
+                self.state_left = (
+                    f"{unit} was started from the earlier unit file, and nobody has validated it"
+                )
+                raise RolledBack(
+                    f"the deployment failed; the unit file that ran {unit} before is back",
+                    hint=f"ddtree-ops logs {self.target.host.name} --follow",
+                )
             if good is None:
                 self._stop_if_there()
-                self.state_left = (
-                    f"{self.target.service.unit} is stopped; no earlier release of it ever passed here, "
-                    f"the failed one stays in {self.layout.releases}"
-                )
+                self.state_left = f"{unit} is stopped: no earlier release of it ever passed here, there is nothing to go back to"
                 self._note = "no earlier release ever passed here: the unit was stopped"
+                return
+            if (good.release, good.unit_sha256) == (failed.release, failed.unit_sha256):
+                self.state_left = (
+                    f"the same release and unit passed on {good.time}: the cause is not the deployment, so nothing "
+                    f"was switched; {self.control.state().describe()}"
+                )
+                self._note = "nothing to go back to: the same release and unit passed before"
                 return
             unit_text, service = self._kept(good)
             self._switch(good.release, unit_text, good.plan, service, "rollback")
             self._note = f"back to {good.release[:12]}, which passed on {good.time}"
-        back = self.target.model_copy(update={"service": service})
-        follow_up = Deployment(back, self.session, self._report)
-        follow_up.activation = self.activation
-        follow_up.observed = self.observed
-        follow_up.plan = self.plan
-        follow_up.state_left = (
-            f"the rollback to {good.release[:12]} failed as well: the service is not healthy"
+        self._see_that_it_serves(good, service)
+
+    def _see_that_it_serves(self, good: Activation, service: Service) -> None:
+        back = Deployment(self.target.model_copy(update={"service": service}), self.session, self._report)
+        back.activation, back._invocation = self.activation, self._invocation
+        self.state_left = (
+            f"the rollback to {good.release[:12]} is not healthy either: the service is down or broken"
         )
-        follow_up.wait()
-        follow_up.smoke()
-        follow_up.accept()
-        self.seconds.update({f"rollback.{name}": value for name, value in follow_up.seconds.items()})
+        back.state_left = self.state_left
+        try:
+            back.wait()
+            back.smoke()
+        except OpsError:
+            back._record(self._need(back.activation), Verdict.FAIL)
+            raise
+        back.accept()
+        self.seconds.update({f"rollback.{name}": value for name, value in back.seconds.items()})
         self.state_left = f"release {good.release[:12]} of {good.time} serves again"
         raise RolledBack(
             f"the deployment failed and was rolled back to {good.release[:12]}",
@@ -449,6 +470,13 @@ class Deployment:
             phase="rollback",
             state=self.state_left,
         )
+
+    def _put_back(self, before: Observed) -> None:
+        self._stop_if_there()
+        if before.release:
+            self.session.swap_link(self.layout.current, self.layout.link_target(before.release))
+        self.control.install(self.layout.unit_path, self._need(before.unit_text))
+        self.control.start()
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -551,6 +579,10 @@ class Deployment:
             details=tuple(f"{result.name}: {result.summary}" for result in telling[1:]),
             hint=telling[0].hint or f"ddtree-ops logs {self.target.host.name} --lines 100",
         )
+
+    def _record(self, activation: Activation, verdict: Verdict) -> None:
+        line = verdict_line(activation.id, verdict, self._verdict_summary())
+        self.session.append_line(self.layout.history, line)
 
     def _verdict_summary(self) -> str:
         if self.diagnosis is not None and self.diagnosis.diagnoses:

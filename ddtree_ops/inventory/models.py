@@ -93,8 +93,8 @@ class _Model(BaseModel):
 class SSH(_Model):
     """How to reach a host. What is left out comes from the user's ssh_config, agent and known_hosts."""
 
-    user: str | None = None
-    port: Int | None = Field(default=None, ge=1, le=65535)
+    user: str | None = Field(default=None, description="login name; another one than root uses sudo -n")
+    port: Int | None = Field(default=None, ge=1, le=65535, description="port of sshd")
     identity_file: str | None = Field(default=None, description="private key on this machine; ~ is expanded")
     known_hosts: str | None = Field(default=None, description="known_hosts file instead of the user's own")
     config: str | None = Field(default=None, description="ssh_config file instead of the user's own")
@@ -104,7 +104,9 @@ class SSH(_Model):
         description="pinned host key, as ssh-keygen -l prints it",
     )
     proxy_jump: str | None = Field(default=None, description="[user@]host[:port] of a bastion")
-    connect_timeout: Duration = 10.0
+    connect_timeout: Duration = Field(
+        default=10.0, description="for each of: TCP connection, SSH banner, authentication"
+    )
     python: str = Field(
         default="python3", pattern=r"^[A-Za-z0-9_./+-]+$", description="Python >= 3.8 on the host"
     )
@@ -113,38 +115,42 @@ class SSH(_Model):
 class GPU(_Model):
     """What the host must have; compared with ``nvidia-smi``."""
 
-    name: str
-    count: Int = Field(ge=1)
+    name: str = Field(description="for people; not compared")
+    count: Int = Field(ge=1, description="number of GPUs")
     arch: str = Field(pattern=r"^sm\d{2,3}[af]?$", description="sm120, sm103 ...")
-    interconnect: Literal["pcie", "nvlink"] = "pcie"
-    memory_gb: float | None = Field(default=None, gt=0, description="per GPU, in GB")
+    interconnect: Literal["pcie", "nvlink"] = Field(default="pcie", description="for people; not compared")
+    memory_gb: float | None = Field(default=None, gt=0, description="per GPU, in GB; for people; not compared")
 
 
 class Speculative(_Model):
     """Speculative decoding. Tree verification sends ``budget + 1`` tokens a request."""
 
-    algorithm: str = "DDTREE"
+    algorithm: str = Field(default="DDTREE", description="as sglang writes it: DDTREE, DFLASH ...")
     block_size: Int = Field(default=8, ge=2, description="tokens the drafter proposes a step, root included")
     budget: Int | None = Field(default=None, ge=1, description="tree nodes, root not included (DDTREE)")
-    topk_cap: Int | None = Field(default=None, ge=1)
-    budget_schedule: Literal["fixed", "adaptive"] | None = None
+    topk_cap: Int | None = Field(
+        default=None, ge=1, description="candidates of the drafter a position (DDTREE)"
+    )
+    budget_schedule: Literal["fixed", "adaptive"] | None = Field(
+        default=None, description="how the tree grows (DDTREE)"
+    )
 
 
 class Limits(_Model):
     """Resource limits of the unit."""
 
-    memlock: Int | Literal["infinity"] = "infinity"
-    nofile: Int | Literal["infinity"] = 1048576
-    tasks: Int | Literal["infinity"] = "infinity"
+    memlock: Int | Literal["infinity"] = Field(default="infinity", description="LimitMEMLOCK, bytes")
+    nofile: Int | Literal["infinity"] = Field(default=1048576, description="LimitNOFILE, open files")
+    tasks: Int | Literal["infinity"] = Field(default="infinity", description="TasksMax, threads")
 
 
 class Restart(_Model):
     """Restart policy. ``interval`` must exceed ``burst x (delay + time to crash)``; left out, it is computed."""
 
-    policy: Literal["no", "on-failure", "always"] = "on-failure"
-    delay: Duration = 10.0
-    burst: Int = Field(default=3, ge=1)
-    interval: Duration | None = None
+    policy: Literal["no", "on-failure", "always"] = Field(default="on-failure", description="Restart")
+    delay: Duration = Field(default=10.0, description="RestartSec")
+    burst: Int = Field(default=3, ge=1, description="StartLimitBurst: starts within the interval")
+    interval: Duration | None = Field(default=None, description="StartLimitIntervalSec")
 
 
 class Health(_Model):
@@ -159,32 +165,36 @@ class Health(_Model):
     )
     window: Duration = Field(default=10.0, description="how long the unit is held after the completion")
     prompt: str = Field(default="quicksort", description="named prompt of the smoke check, or free text")
-    max_tokens: Int = Field(default=128, ge=1)
-    request_timeout: Duration = 90.0
-    min_accept_length: float | None = Field(default=None, ge=1.0)
+    max_tokens: Int = Field(default=128, ge=1, description="tokens the smoke check asks for")
+    request_timeout: Duration = Field(default=90.0, description="longest wait for an answer of the engine")
+    min_accept_length: float | None = Field(
+        default=None, ge=1.0, description="least tokens a verify step, the verified one included"
+    )
 
 
 class Service(_Model):
     """One serving configuration bound to a systemd unit."""
 
     name: str = ""
-    description: str = ""
-    unit: UnitName
+    description: str = Field(default="", description="for people; Description of the unit")
+    unit: UnitName = Field(description="systemd unit, such as sglang-k26-ddtree.service")
     runtime: str = Field(description="name under runtimes:")
     venv: RemotePath = Field(description="virtual environment with torch and the compiled kernels")
-    model: RemotePath
-    drafter: RemotePath | None = None
-    served_name: str | None = None
-    bind: str = "127.0.0.1"
-    port: Int = Field(default=30001, ge=1, le=65535)
-    tensor_parallel: Int = Field(default=1, ge=1)
-    speculative: Speculative | None = None
+    model: RemotePath = Field(description="model folder on the host")
+    drafter: RemotePath | None = Field(default=None, description="draft model folder on the host")
+    served_name: str | None = Field(
+        default=None, description="--served-model-name; the smoke check insists on it"
+    )
+    bind: str = Field(default="127.0.0.1", description="address the engine listens on")
+    port: Int = Field(default=30001, ge=1, le=65535, description="port the engine listens on")
+    tensor_parallel: Int = Field(default=1, ge=1, description="number of GPUs one model is spread over")
+    speculative: Speculative | None = Field(default=None, description="left out: no speculation")
     args: dict[str, ArgValue] = Field(
         default_factory=dict, description="further launch flags, without the dashes"
     )
-    environment: dict[str, str] = Field(default_factory=dict)
-    user: str | None = None
-    kill_mode: Literal["mixed", "control-group"] = "mixed"
+    environment: dict[str, str] = Field(default_factory=dict, description="variables of the process")
+    user: str | None = Field(default=None, description="user the engine runs as; left out: root")
+    kill_mode: Literal["mixed", "control-group"] = Field(default="mixed", description="KillMode")
     limits: Limits = Field(default_factory=Limits)
     restart: Restart = Field(default_factory=Restart)
     health: Health = Field(default_factory=Health)
@@ -212,11 +222,13 @@ class Host(_Model):
     """A machine. ``address`` left out: the name is resolved by the user's ssh_config or DNS."""
 
     name: str = ""
-    description: str = ""
-    address: str | None = None
+    description: str = Field(default="", description="for people")
+    address: str | None = Field(
+        default=None, description="name or IP address; left out: as ssh_config or DNS says"
+    )
     ssh: SSH = Field(default_factory=SSH)
-    gpu: GPU | None = None
-    deploy_root: RemotePath = "/opt/ddtree-ops"
+    gpu: GPU | None = Field(default=None, description="left out: not checked")
+    deploy_root: RemotePath = Field(default="/opt/ddtree-ops", description="where releases go")
     http: Literal["tunnel", "direct"] = Field(
         default="tunnel", description="how the engine's HTTP is reached"
     )

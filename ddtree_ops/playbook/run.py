@@ -37,33 +37,39 @@ def run_playbook(
 ) -> list[Result]:
     """One result a target, in the order of ``targets``. A failing host does not stop the others.
 
-    Ctrl-C closes the sessions; what state each host was left in is in its result's error.
+    One session a host: services of the same host take turns. Ctrl-C closes the sessions, after saying what state
+    the host under way was left in.
     """
+    hosts: dict[str, list[Target]] = {}
+    for target in targets:
+        hosts.setdefault(target.host.name, []).append(target)
     sessions: list[Session] = []
     guard = threading.Lock()
 
-    def open_session(target: Target) -> Session:
-        session = connect(target)
+    def one_host(group: list[Target]) -> list[Result]:
+        try:
+            session = connect(group[0])
+        except OpsError as error:
+            return [_unreachable(target, error, report) for target in group]
         with guard:
             sessions.append(session)
-        return session
+        with session:
+            return [_run_one(playbook, target, session, report) for target in group]
 
-    def one(target: Target) -> Result:
-        return _run_one(playbook, target, open_session, report)
-
-    if len(targets) == 1:
-        return [one(targets[0])]
-    with ThreadPoolExecutor(max_workers=min(len(targets), _PARALLEL), thread_name_prefix="host") as pool:
-        futures = [pool.submit(one, target) for target in targets]
+    if len(hosts) == 1:
+        return one_host(list(targets))
+    with ThreadPoolExecutor(max_workers=min(len(hosts), _PARALLEL), thread_name_prefix="host") as pool:
+        futures = {name: pool.submit(one_host, group) for name, group in hosts.items()}
         try:
-            return [future.result() for future in futures]
+            found = {name: iter(future.result()) for name, future in futures.items()}
         except KeyboardInterrupt:
-            for future in futures:
+            for future in futures.values():
                 future.cancel()
             with guard:
                 for session in sessions:
                     session.close()
             raise
+    return [next(found[target.host.name]) for target in targets]
 
 
 def exit_code(results: Sequence[Result]) -> ExitCode:
@@ -75,27 +81,30 @@ def exit_code(results: Sequence[Result]) -> ExitCode:
     return next((code for code in _WORST_FIRST if code in codes), ExitCode.OK)
 
 
-def _run_one(playbook: Playbook, target: Target, connect: Connector, report: Reporter) -> Result:
+def _unreachable(target: Target, error: OpsError, report: Reporter) -> Result:
+    error.at(host=target.host.name, phase="connect", state="nothing was changed")
+    report(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
+    return Result(target.name, target.service.name, Outcome.FAILED, error=error)
+
+
+def _run_one(playbook: Playbook, target: Target, session: Session, report: Reporter) -> Result:
+    deployment = Deployment(target, session, report)
     try:
-        session = connect(target)
-    except OpsError as error:
-        error.at(host=target.name, phase="connect", state="nothing was changed")
-        report(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
-        return Result(target.name, target.service.name, Outcome.FAILED, error=error)
-    with session:
-        deployment = Deployment(target, session, report)
         failure = _run_steps(deployment, playbook)
-        return Result(
-            target.name,
-            target.service.name,
-            _outcome(deployment, failure),
-            plan=deployment.plan,
-            checks=deployment.checks,
-            diagnosis=deployment.diagnosis,
-            evidence=deployment.evidence,
-            error=failure,
-            seconds=deployment.seconds,
-        )
+    except KeyboardInterrupt:
+        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.state_left, elapsed_s=0.0))
+        raise
+    return Result(
+        target.name,
+        target.service.name,
+        _outcome(deployment, failure),
+        plan=deployment.plan,
+        checks=deployment.checks,
+        diagnosis=deployment.diagnosis,
+        evidence=deployment.evidence,
+        error=failure,
+        seconds=deployment.seconds,
+    )
 
 
 def _run_steps(deployment: Deployment, playbook: Playbook) -> OpsError | None:

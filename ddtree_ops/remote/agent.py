@@ -199,6 +199,7 @@ class Agent:
         self.children: set[subprocess.Popen[bytes]] = set()
         self.locks: dict[str, int] = {}
         self.staged: dict[str, Staged] = {}
+        self.pushes = 0
         self.guard = threading.Lock()
         self._sending = threading.Lock()
         self._feeding = False
@@ -973,13 +974,13 @@ def op_publish(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, byte
     if problems:
         for row in files:
             known.setdefault(row[3], []).append(os.path.join(target, row[0]))
-    token = f"{digest}-{os.getpid()}-{started(os.getpid())}"
+    with call.agent.guard:
+        call.agent.pushes += 1
+        token = f"{digest}.{call.agent.pushes}-{os.getpid()}-{started(os.getpid())}"
     staging = os.path.join(releases, f".staging-{token}")
     job = Staged(staging, target, files, manifest)
     job.problems = problems
     with call.agent.guard:
-        if token in call.agent.staged:
-            raise OpError("busy", f"{digest} is already being pushed in this session")
         call.agent.staged[token] = job
     try:
         folders = sorted({row[0].rpartition("/")[0] for row in files} - {""})
@@ -1273,7 +1274,9 @@ def op_http(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
         wire.settimeout(args.get("read_timeout"))
 
         def cut() -> None:
+            """Wake whoever reads, and have the close send a reset: a server that waits for room must notice too."""
             try:
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 wire.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return

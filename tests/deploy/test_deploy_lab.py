@@ -155,3 +155,44 @@ def test_preflight_names_every_problem_and_changes_nothing(fresh):
     assert "/root/nowhere/bin/python is missing" in text
     assert "port 22022 is taken" in text
     assert "nothing was changed" in text
+
+
+def test_a_hand_written_unit_that_ran_before_us_comes_back(fresh):
+    fresh.reset("ct200")
+    text = "[Service]\nExecStart=/bin/sleep infinity\n"
+    write = f"printf '%s' '{text}' > /etc/systemd/system/sglang-k26-ddtree.service"
+    assert (
+        run(fresh, "lab", "ssh", "ct200", "sh", "-c", f'"{write}; systemctl daemon-reload"').returncode == 0
+    )
+    assert (
+        run(fresh, "lab", "ssh", "ct200", "systemctl", "start", "sglang-k26-ddtree.service").returncode == 0
+    )
+    code, result, log = deploy(fresh, "ct200", "--runtime", "sglang-0.5.11-stock")
+    assert code == 7, log
+    assert "earlier unit file" in result["error"]
+    state = unit(fresh, "ct200")
+    assert (state["ActiveState"], "sleep" in state["ExecStart"]) == ("active", True)
+
+
+def test_the_same_release_failing_later_is_not_called_a_rollback(fresh):
+    fresh.reset("ct200")
+    code, _, log = deploy(fresh, "ct200")
+    assert code == 0, log
+    damage = (
+        "echo 'raise SystemExit(1)' > /opt/ddtree-lab/lab_engine.py; systemctl stop sglang-k26-ddtree.service"
+    )
+    assert run(fresh, "lab", "ssh", "ct200", "sh", "-c", f'"{damage}"').returncode == 0
+    code, result, log = deploy(fresh, "ct200")
+    assert code == 5, log
+    assert result["outcome"] == "failed"
+    assert "the cause is not the deployment" in result["error"]
+
+
+def test_missing_weights_are_found_before_anything_is_changed(fresh):
+    fresh.reset("ct200")
+    removed = "rm /root/models/Kimi-K2.6/model-00007-of-000064.safetensors"
+    assert run(fresh, "lab", "ssh", "ct200", "sh", "-c", f'"{removed}"').returncode == 0
+    code, result, log = deploy(fresh, "ct200")
+    assert code == 5, log
+    assert "1 of 64 shards are missing or empty, first model-00007-of-000064.safetensors" in result["error"]
+    assert "nothing was changed" in result["error"]

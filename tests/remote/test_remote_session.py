@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -13,17 +14,33 @@ from typing import Any
 import pytest
 
 from ddtree_ops.errors import DeadlineError, RemoteError, UnreachableError
-from ddtree_ops.remote import AgentError, Completed, Reply, Request, Session, connect_local, scan_tree
+from ddtree_ops.remote import AgentError, Completed, Reply, Request, Session, agent, connect_local, scan_tree
 from ddtree_ops.remote import session as session_module
-from ddtree_ops.remote.agent import MARKER as AGENT_MARKER
 from ddtree_ops.remote.local import PipeTransport
 from ddtree_ops.remote.protocol import MARKER, FrameReader, ProtocolError, agent_source, encode
+from ddtree_ops.service.state import PROPERTIES as SERVICE_PROPERTIES
 
 NASTY = "a b'c\"d\n$(touch /tmp/never)`id`;|&*?~\\ \u2713\udcff --"
 
 
 def test_marker_is_the_same_on_both_sides() -> None:
-    assert MARKER == AGENT_MARKER
+    assert MARKER == agent.MARKER
+
+
+def test_agent_is_python_3_8() -> None:
+    ast.parse(Path(agent.__file__).read_text(), feature_version=(3, 8))
+
+
+def test_agent_watches_what_the_service_layer_reads() -> None:
+    assert set(SERVICE_PROPERTIES) <= set(agent.PROPERTIES)
+
+
+def test_importing_is_cheap() -> None:
+    script = (
+        "import sys, ddtree_ops.remote\n"
+        "print(*sorted({'httpx', 'paramiko', 'fabric', 'invoke', 'tenacity', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"\n"
 
 
 def test_facts(local: Session) -> None:

@@ -3,7 +3,8 @@
 It takes sglang's flags, loads in phases, answers in sglang's shapes, logs in sglang's formats and dies as
 sglang 0.5.11 dies, so that deploying, waiting, smoke-testing and diagnosing can be shown and tested on any
 machine. It says what it is in its first log line, in the header ``x-lab-engine`` of every answer, in the
-field ``lab_engine`` of ``/server_info`` and with ``--lab-version``. Standard library of Python >= 3.8 only.
+field ``lab_engine`` of ``/server_info`` and with ``--lab-version``. Standard library of
+Python >= 3.8 only; reading the graph runner of sglang 0.5.11 takes the parser of Python >= 3.9.
 
 What is taken from the runtime DEPLOYED on ``PYTHONPATH`` (read as text, never imported):
 
@@ -56,7 +57,7 @@ import zlib
 from array import array
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -68,6 +69,16 @@ if TYPE_CHECKING:
 NOTICE = "ddtree-ops lab engine 1: a stand-in for sglang; no model, no GPU, canned text"
 GIB = float(1 << 30)
 EOS_ID = 163586
+GAUGES = (
+    "num_running_reqs",
+    "num_used_tokens",
+    "token_usage",
+    "gen_throughput",
+    "spec_accept_length",
+    "spec_accept_rate",
+    "is_cuda_graph",
+    "max_total_num_tokens",
+)
 LOAD_BAR = "Loading safetensors checkpoint shards"
 PHASES = {"weights": 0.55, "kv": 0.05, "graphs": 0.25, "warmup": 0.15}
 
@@ -317,8 +328,9 @@ class ArgumentReader:
             return self.names[node.id]
         if isinstance(node, ast.Attribute) and node.attr in self.defaults:
             return self.defaults[node.attr]
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return self._read(node.left) + self._read(node.right)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+            left, right = self._read(node.left), self._read(node.right)
+            return left + right if isinstance(node.op, ast.Add) else left * right
         if isinstance(node, ast.List):
             return [self._read(item) for item in node.elts]
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "field":
@@ -540,8 +552,8 @@ class Server:
 
     def tokens_per_request(self, draft_worker: bool) -> int:
         """Tokens a request that the DEPLOYED graph runner sizes its buffers for."""
-        here = Path(__file__).resolve().parent
-        sys.path += [str(here), str(here.parents[1])]
+        homes = [folder for folder in Path(__file__).resolve().parents if (folder / "sizing.py").is_file()]
+        sys.path += [str(folder) for folder in homes[:1] if str(folder) not in sys.path]
         return int(
             importlib.import_module("sizing").tokens_per_request(
                 self.runtime.text("srt/model_executor/cuda_graph_runner.py"),
@@ -982,7 +994,11 @@ def clock(seconds: float) -> str:
 
 
 class Refused(Exception):
-    """A request answered with 400."""
+    """A request answered with 400; ``kind`` is the error's type in OpenAI's shape."""
+
+    def __init__(self, message: str, kind: str = "BadRequestError") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Frontend:
@@ -995,7 +1011,7 @@ class Frontend:
         self.ready = False
         self.draining = False
         self.stats: dict[str, Any] = {}
-        self.counts = {"prompt": 0, "generation": 0, "requests": 0, "cached": 0}
+        self.counts = {"prompt_tokens_total": 0, "generation_tokens_total": 0, "num_requests_total": 0}
 
     def send(self, kind: str, body: Any = None) -> None:
         with self.lock:
@@ -1075,10 +1091,9 @@ class Frontend:
                 if chunk["finish"]:
                     done.add(chunk["rid"])
                     self.inflight.pop(chunk["rid"], None)
-                    self.counts["requests"] += 1
-                    self.counts["generation"] += chunk["done"]
-                    self.counts["cached"] += chunk["cached"]
-                    self.counts["prompt"] += len(jobs[rids.index(chunk["rid"])][1])
+                    self.counts["num_requests_total"] += 1
+                    self.counts["generation_tokens_total"] += chunk["done"]
+                    self.counts["prompt_tokens_total"] += len(jobs[rids.index(chunk["rid"])][1])
                 yield rids.index(chunk["rid"]), chunk
         finally:
             for rid in set(rids) - done:
@@ -1162,31 +1177,54 @@ class Handler(BaseHTTPRequestHandler):
         return self.front.server.fields
 
     def do_GET(self) -> None:
-        self.route("GET")
+        self.route()
 
     def do_POST(self) -> None:
-        self.route("POST")
+        self.route()
 
-    def route(self, method: str) -> None:
-        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
-        path = self.path.split("?")[0]
+    def log_message(self, format: str, *args: Any) -> None:
+        """Access lines are written in :meth:`head`."""
+
+    def route(self) -> None:
+        self.raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.plain_path = path = self.path.split("?")[0]
         methods, name = self.ROUTES.get(path, ("", ""))
         if path.startswith("/v1/models/"):
             methods, name = "GET", "model"
         if path == "/metrics" and not self.fields["enable_metrics"]:
             name = ""
-        key = self.fields["api_key"]
-        is_open = path.startswith(("/health", "/metrics"))
+        if path.startswith("/get_") and name:
+            log(
+                f"Endpoint '{path}' is deprecated and will be removed in a future version. "
+                f"Please use '/{name}' instead."
+            )
+        key, is_open = self.fields["api_key"], path.startswith(("/health", "/metrics"))
         if key and not is_open and self.headers.get("authorization") != f"Bearer {key}":
             self.reply(401, {"error": "Unauthorized"})
         elif not name:
             self.reply(404, {"detail": "Not Found"})
-        elif method not in methods.split():
+        elif self.command not in methods.split():
             self.reply(405, {"detail": "Method Not Allowed"}, allow=methods.replace(" ", ", "))
         else:
-            getattr(self, "serve_" + name)(raw)
+            self.answer(getattr(self, "serve_" + name))
 
-    # answers
+    def answer(self, serve: Callable[[], None]) -> None:
+        try:
+            serve()
+        except Refused as refused:
+            text = str(refused)
+            if self.plain_path == "/generate" and refused.kind == "BadRequestError":
+                log(f"[http_server] Error: {text}")
+                self.reply(400, {"error": {"message": text}})
+                return
+            error = {"object": "error", "message": text, "type": refused.kind, "param": None, "code": 400}
+            self.reply(400, error)
+        except ConnectionError:
+            raise
+        except Exception:
+            log("Exception in ASGI application\n" + traceback.format_exc())
+            self.reply(500, "Internal Server Error", "text/plain; charset=utf-8")
+            self.close_connection = True
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response_only(status)
@@ -1204,437 +1242,280 @@ class Handler(BaseHTTPRequestHandler):
         self.head(status, {**headers, "vary": "Origin"})
         self.wfile.write(data)
 
-    def refuse(self, message: str, kind: str = "BadRequestError") -> None:
-        body = {"object": "error", "message": message, "type": kind, "param": None, "code": 400}
-        self.reply(400, body)
-
     def stream(self, events: Iterator[Any]) -> None:
         first = next(events)
-        self.head(
-            200,
-            {
-                "content-type": "text/event-stream; charset=utf-8",
-                "vary": "Origin",
-                "Transfer-Encoding": "chunked",
-            },
-        )
-        for event in self._with_first(first, events):
+        kind = {"content-type": "text/event-stream; charset=utf-8"}
+        self.head(200, {**kind, "vary": "Origin", "Transfer-Encoding": "chunked"})
+        for event in chain([first], events):
             data = b"data: " + compact(event) + b"\n\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
-    @staticmethod
-    def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-        yield first
-        yield from rest
-
     # plain endpoints
 
-    def serve_health(self, _raw: bytes) -> None:
+    def serve_health(self) -> None:
         self.reply(200 if self.front.healthy() else 503, "", kind="")
 
+    def serve_flush_cache(self) -> None:
+        self.front.send("flush")
+        text = (
+            "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting "
+            "requests, the operation will not be performed.)\n"
+        )
+        self.reply(200, text, kind="")
+
+    # fmt: off
     def card(self) -> dict[str, Any]:
-        name = self.fields["served_model_name"]
+        name, now = self.fields["served_model_name"], int(time.time())
         return {
-            "id": name,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "sglang",
-            "root": name,
-            "parent": None,
+            "id": name, "object": "model", "created": now, "owned_by": "sglang", "root": name, "parent": None,
             "max_model_len": self.front.server.context,
         }
 
-    def serve_models(self, _raw: bytes) -> None:
+    def serve_models(self) -> None:
         self.reply(200, {"object": "list", "data": [self.card()]})
 
-    def serve_model(self, _raw: bytes) -> None:
-        name = self.path.split("?")[0][len("/v1/models/") :]
+    def serve_model(self) -> None:
+        name = self.plain_path[len("/v1/models/") :]
         if name == self.fields["served_model_name"]:
             self.reply(200, self.card())
             return
-        error = {"message": f"The model '{name}' does not exist", "type": "invalid_request_error"}
-        self.reply(404, {"error": {**error, "param": "model", "code": "model_not_found"}})
+        self.reply(404, {"error": {
+            "message": f"The model '{name}' does not exist", "type": "invalid_request_error",
+            "param": "model", "code": "model_not_found",
+        }})
 
-    def serve_model_info(self, _raw: bytes) -> None:
-        if self.path.startswith("/get_"):
-            log(
-                "Endpoint '/get_model_info' is deprecated and will be removed in a future version. Please use '/model_info' instead."
-            )
+    def serve_model_info(self) -> None:
         model = self.front.server.model
-        self.reply(
-            200,
-            {
-                "model_path": model.path,
-                "tokenizer_path": self.fields["tokenizer_path"],
-                "is_generation": True,
-                "preferred_sampling_params": self.fields["preferred_sampling_params"],
-                "weight_version": self.fields["weight_version"],
-                "has_image_understanding": False,
-                "has_audio_understanding": False,
-                "model_type": model.config.get("model_type", "unknown"),
-                "architectures": model.config.get("architectures", []),
-            },
-        )
+        self.reply(200, {
+            "model_path": model.path, "tokenizer_path": self.fields["tokenizer_path"], "is_generation": True,
+            "preferred_sampling_params": self.fields["preferred_sampling_params"],
+            "weight_version": self.fields["weight_version"],
+            "has_image_understanding": False, "has_audio_understanding": False,
+            "model_type": model.config.get("model_type", "unknown"),
+            "architectures": model.config.get("architectures", []),
+        })
 
-    def serve_server_info(self, _raw: bytes) -> None:
-        if self.path.startswith("/get_"):
-            log(
-                "Endpoint '/get_server_info' is deprecated and will be removed in a future version. Please use '/server_info' instead."
-            )
-        stats, server = self.front.state(), self.front.server
-        backend = self.fields["attention_backend"]
+    def serve_server_info(self) -> None:
+        stats, server, backend = self.front.state(), self.front.server, self.fields["attention_backend"]
         inner = {
-            **self.fields,
-            "pp_max_micro_batch_size": stats["max_running"],
-            "decode_attention_backend": backend,
-            "prefill_attention_backend": backend,
-            "enable_grpc": False,
-            "grpc_port": int(self.fields["port"]) + 10000,
-            "_quantization_explicitly_unset": False,
-            "use_mla_backend": server.model.mla,
-            "_mx_config_cache": {},
-            "last_gen_throughput": stats["gen_throughput"],
+            **self.fields, "pp_max_micro_batch_size": stats["max_running"],
+            "decode_attention_backend": backend, "prefill_attention_backend": backend,
+            "enable_grpc": False, "grpc_port": int(self.fields["port"]) + 10000,
+            "_quantization_explicitly_unset": False, "use_mla_backend": server.model.mla,
+            "_mx_config_cache": {}, "last_gen_throughput": stats["gen_throughput"],
             "memory_usage": stats["memory_usage"],
             "effective_max_running_requests_per_dp": stats["max_running"],
         }
         if "avg_spec_accept_length" in stats:
             inner["avg_spec_accept_length"] = stats["avg_spec_accept_length"]
-        self.reply(
-            200,
-            {
-                **self.fields,
-                "status": "ready",
-                "max_total_num_tokens": stats["max_total_num_tokens"],
-                "max_req_input_len": server.context - 6,
-                "internal_states": [inner],
-                "version": server.runtime.version,
-                "lab_engine": NOTICE,
-            },
-        )
+        self.reply(200, {
+            **self.fields, "status": "ready", "max_total_num_tokens": stats["max_total_num_tokens"],
+            "max_req_input_len": server.context - 6, "internal_states": [inner],
+            "version": server.runtime.version, "lab_engine": NOTICE,
+        })
+    # fmt: on
 
-    def serve_flush_cache(self, _raw: bytes) -> None:
-        self.front.send("flush")
-        self.reply(
-            200,
-            "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting "
-            "requests, the operation will not be performed.)\n",
-            kind="",
-        )
-
-    def serve_metrics(self, _raw: bytes) -> None:
-        front, stats = self.front, self.front.stats
+    def serve_metrics(self) -> None:
         name = f'engine_type="unified",model_name="{self.fields["served_model_name"]}"'
         rank = name + ',moe_ep_rank="0",pp_rank="0",tp_rank="0"'
-        counts = front.counts
-        counters = {
-            "prompt_tokens_total": counts["prompt"],
-            "generation_tokens_total": counts["generation"],
-            "num_requests_total": counts["requests"],
-        }
-        gauges = ["num_running_reqs", "num_used_tokens", "token_usage", "gen_throughput"]
-        gauges += ["spec_accept_length", "spec_accept_rate", "is_cuda_graph", "max_total_num_tokens"]
         lines = []
-        for metric, value in counters.items():
-            family = metric[: -len("_total")]
-            lines += [f"# HELP sglang:{metric} {family}.", f"# TYPE sglang:{metric} counter"]
+        for metric, value in self.front.counts.items():
+            lines += [f"# HELP sglang:{metric} {metric}.", f"# TYPE sglang:{metric} counter"]
             lines += [f"sglang:{metric}{{{name}}} {float(value)}"]
-        for metric in gauges:
+        for metric in GAUGES:
             lines += [f"# HELP sglang:{metric} {metric}.", f"# TYPE sglang:{metric} gauge"]
-            lines += [f"sglang:{metric}{{{rank}}} {float(stats.get(metric, 0.0))}"]
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        self.reply(200, "\n".join(lines) + "\n", kind=kind)
+            lines += [f"sglang:{metric}{{{rank}}} {float(self.front.stats.get(metric, 0.0))}"]
+        self.reply(200, "\n".join(lines) + "\n", kind="text/plain; version=0.0.4; charset=utf-8")
 
     # generation
 
-    def unsupported(self, logprobs: Any, grammar: Any) -> str:
-        kind = "DFLASH speculative decoding" if self.front.server.algorithm else "The lab engine"
-        if logprobs:
-            return f"{kind} does not support return_logprob yet."
-        if grammar and self.fields["grammar_backend"] == "none" and not self.front.server.algorithm:
-            return (
-                "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when "
-                "the server is launched with --grammar-backend none"
-            )
-        return f"{kind} does not support grammar-constrained decoding yet." if grammar else ""
-
-    def invalid(self, error: dict[str, Any], function: str) -> None:
-        """Refuse a body that does not fit sglang's request model, in the words of its validation."""
-        path = "srt/entrypoints/http_server.py"
-        runtime = self.front.server.runtime
-        where = ""
+    def invalid(self, function: str, **error: Any) -> Refused:
+        """A body that does not fit sglang's request model, in the words of its validation."""
+        where, path, runtime = "", "srt/entrypoints/http_server.py", self.front.server.runtime
         if function:
-            where = (
-                f'\n\n  File "{runtime.package / path}", line {runtime.locate(path, function) - 1}, '
-                f"in {function}\n    POST {self.path}"
-            )
-        self.refuse(f"1 validation error:\n  {error}{where} [{error}]", "Bad Request")
+            line = runtime.locate(path, function) - 1
+            where = f'\n\n  File "{runtime.package / path}", line {line}, in {function}\n    POST {self.path}'
+        return Refused(f"1 validation error:\n  {error}{where} [{error}]", "Bad Request")
 
-    def body(
-        self, raw: bytes, function: str, required: str, integers: tuple[str, ...]
-    ) -> dict[str, Any] | None:
-        """The JSON body, or None after it was refused."""
+    def body(self, function: str, required: str = "", integers: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The JSON body, checked as sglang's request model checks it."""
         if self.headers.get("content-type", "").split(";")[0] != "application/json":
-            message = "Unsupported Media Type: Only 'application/json' is allowed"
-            self.invalid({"loc": ["header", "content-type"], "msg": message, "type": "value_error"}, "")
-            return None
+            text = "Unsupported Media Type: Only 'application/json' is allowed"
+            raise self.invalid("", loc=["header", "content-type"], msg=text, type="value_error")
         try:
-            body = json.loads(raw)
+            body = json.loads(self.raw)
         except ValueError as error:
-            at = getattr(error, "pos", 0)
-            self.invalid(
-                {
-                    "type": "json_invalid",
-                    "loc": ("body", at),
-                    "msg": "JSON decode error",
-                    "input": {},
-                    "ctx": {"error": getattr(error, "msg", str(error))},
-                },
-                function,
-            )
-            return None
+            at, why = ("body", getattr(error, "pos", 0)), {"error": getattr(error, "msg", str(error))}
+            raise self.invalid(
+                function, type="json_invalid", loc=at, msg="JSON decode error", input={}, ctx=why
+            ) from None
         if not isinstance(body, dict) or (required and required not in body):
-            self.invalid(
-                {"type": "missing", "loc": ("body", required), "msg": "Field required", "input": body},
-                function,
-            )
-            return None
+            loc = ("body", required)
+            raise self.invalid(function, type="missing", loc=loc, msg="Field required", input=body)
         for name in integers:
             try:
                 body[name] = None if body.get(name) is None else int(body[name])
             except (TypeError, ValueError):
-                message = "Input should be a valid integer, unable to parse string as an integer"
-                self.invalid(
-                    {"type": "int_parsing", "loc": ("body", name), "msg": message, "input": body[name]},
-                    function,
-                )
-                return None
+                text = "Input should be a valid integer, unable to parse string as an integer"
+                raise self.invalid(
+                    function, type="int_parsing", loc=("body", name), msg=text, input=body[name]
+                ) from None
         return body
 
-    def serve_generate(self, raw: bytes) -> None:
-        body = self.body(raw, "generate_request", "", ())
-        if body is None:
-            return
-        received = time.time()
+    def refuse_unsupported(self, logprobs: Any, grammar: Any) -> None:
+        speculative = self.front.server.algorithm is not None
+        kind = "DFLASH speculative decoding" if speculative else "The lab engine"
+        if logprobs:
+            raise Refused(f"{kind} does not support return_logprob yet.")
+        if grammar and self.fields["grammar_backend"] == "none" and not speculative:
+            raise Refused(
+                "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when "
+                "the server is launched with --grammar-backend none"
+            )
+        if grammar:
+            raise Refused(f"{kind} does not support grammar-constrained decoding yet.")
+
+    def serve_generate(self) -> None:
+        received, body = time.time(), self.body("generate_request")
         given = body.get("text") if body.get("text") is not None else body.get("input_ids")
-        try:
-            if given is None:
-                raise Refused("Either text, input_ids or input_embeds should be provided.")
-            many = isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
-            params = {"max_new_tokens": 128, **(body.get("sampling_params") or {})}
-            grammar = [params.get(key) for key in ("json_schema", "regex", "ebnf") if params.get(key)]
-            refusal = self.unsupported(body.get("return_logprob"), grammar)
-            if refusal:
-                raise Refused(refusal)
-            jobs = []
-            for item in given if many else [given]:
-                prompt = pieces_of(item) if isinstance(item, str) else [str(token) for token in item]
-                jobs.append((item if isinstance(item, str) else "".join(prompt), prompt or ["!"], params))
-            answers = self.accumulate(jobs, received)
-            if body.get("stream"):
-                self.stream(answer for _, answer in answers)
-                return
-            results = dict(answers)
-        except Refused as refusal_:
-            log(f"[http_server] Error: {refusal_}")
-            self.reply(400, {"error": {"message": str(refusal_)}})
+        if given is None:
+            raise Refused("Either text, input_ids or input_embeds should be provided.")
+        many = isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
+        params = {"max_new_tokens": 128, **(body.get("sampling_params") or {})}
+        grammar = [key for key in ("json_schema", "regex", "ebnf") if params.get(key)]
+        self.refuse_unsupported(body.get("return_logprob"), grammar)
+        jobs = []
+        for item in given if many else [given]:
+            prompt = pieces_of(item) if isinstance(item, str) else [str(token) for token in item]
+            jobs.append((item if isinstance(item, str) else "".join(prompt), prompt or ["!"], params))
+        answers = self.accumulate(jobs, received)
+        if body.get("stream"):
+            self.stream(answer for _, answer in answers)
             return
+        results = dict(answers)
         self.reply(200, [results[index] for index in range(len(jobs))] if many else results[0])
 
     def accumulate(
         self, jobs: list[tuple[str, list[str], dict[str, Any]]], received: float
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """``/generate`` answers so far, one for each chunk."""
-        texts = [""] * len(jobs)
-        ids: list[list[int]] = [[] for _ in jobs]
+        texts, ids = [""] * len(jobs), [array("q") for _ in jobs]
         dispatched = time.time()
         for index, chunk in self.front.generate(jobs):
             texts[index] += chunk["text"]
-            ids[index] += chunk["ids"]
+            ids[index].extend(chunk["ids"])
+            cached = chunk["cached"]
+            # fmt: off
             meta = {
-                "id": chunk["rid"],
-                "finish_reason": chunk["finish"],
-                "prompt_tokens": len(jobs[index][1]),
-                "weight_version": self.fields["weight_version"],
-                "total_retractions": 0,
-                "queue_time": 0.0,
-                "prefill_waiting_latency": None,
-                "prefill_launch_latency": None,
-                "reasoning_tokens": 0,
-                "completion_tokens": chunk["done"],
-                "cached_tokens": chunk["cached"],
-                "cached_tokens_details": {"device": chunk["cached"], "host": 0} if chunk["cached"] else None,
-                "dp_rank": None,
+                "id": chunk["rid"], "finish_reason": chunk["finish"], "prompt_tokens": len(jobs[index][1]),
+                "weight_version": self.fields["weight_version"], "total_retractions": 0, "queue_time": 0.0,
+                "prefill_waiting_latency": None, "prefill_launch_latency": None, "reasoning_tokens": 0,
+                "completion_tokens": chunk["done"], "cached_tokens": cached,
+                "cached_tokens_details": {"device": cached, "host": 0} if cached else None, "dp_rank": None,
             }
+            # fmt: on
+            now = time.time()
             if chunk["finish"]:
-                now = time.time()
                 meta.update({"e2e_latency": now - received}, **chunk["spec"])
-                if self.fields["enable_metrics"]:
-                    meta.update(
-                        request_received_ts=received,
-                        api_server_dispatch_finish_ts=dispatched,
-                        request_finished_ts=now,
-                        inference_time=now - dispatched,
-                        decode_throughput=chunk["done"] / max(1e-6, now - dispatched),
-                    )
+            if chunk["finish"] and self.fields["enable_metrics"]:
+                meta.update(
+                    request_received_ts=received,
+                    api_server_dispatch_finish_ts=dispatched,
+                    request_finished_ts=now,
+                    inference_time=now - dispatched,
+                    decode_throughput=chunk["done"] / max(1e-6, now - dispatched),
+                )
             if chunk["finish"] or len(chunk["ids"]) == chunk["done"]:
-                meta["response_sent_to_client_ts"] = time.time()
+                meta["response_sent_to_client_ts"] = now
             yield index, {"text": texts[index], "output_ids": list(ids[index]), "meta_info": meta}
 
-    def serve_chat(self, raw: bytes) -> None:
-        body = self.body(
-            raw, "openai_v1_chat_completions", "messages", ("max_tokens", "max_completion_tokens", "n")
-        )
-        if body is None:
-            return
+    def serve_chat(self) -> None:
+        integers = ("max_tokens", "max_completion_tokens", "n")
+        body = self.body("openai_v1_chat_completions", "messages", integers)
         if not body["messages"]:
-            self.refuse("Messages cannot be empty.")
-            return
+            raise Refused("Messages cannot be empty.")
         asked, prompt = "", []
         for message in body["messages"]:
-            content = message.get("content") or ""
+            role, content = str(message.get("role")), message.get("content") or ""
             if not isinstance(content, str):
                 content = " ".join(part.get("text", "") for part in content if isinstance(part, dict))
-            asked = content if message.get("role") == "user" else asked
-            prompt += [
-                "<|im_start|>",
-                str(message.get("role")),
-                "\n",
-                *pieces_of(content),
-                "<|im_end|>",
-                "\n",
-            ]
+            asked = content if role == "user" else asked
+            prompt += ["<|im_start|>", role, "\n", *pieces_of(content), "<|im_end|>", "\n"]
         prompt += ["<|im_start|>", "assistant", "\n"]
         limit = body["max_completion_tokens"] if body["max_tokens"] is None else body["max_tokens"]
         grammar = (body.get("response_format") or {}).get("type", "text") != "text"
-        self.openai(
-            body, "chat.completion", asked, prompt, limit, self.unsupported(body.get("logprobs"), grammar)
-        )
+        self.refuse_unsupported(body.get("logprobs"), grammar)
+        self.openai(body, "chat.completion", asked, prompt, limit)
 
-    def serve_completions(self, raw: bytes) -> None:
-        body = self.body(raw, "openai_v1_completions", "prompt", ("max_tokens", "n"))
-        if body is None:
-            return
+    def serve_completions(self) -> None:
+        body = self.body("openai_v1_completions", "prompt", ("max_tokens", "n"))
         text = body["prompt"] if isinstance(body["prompt"], str) else " ".join(map(str, body["prompt"]))
+        self.refuse_unsupported(body.get("logprobs"), False)
         limit = 16 if body["max_tokens"] is None else body["max_tokens"]
-        refusal = self.unsupported(body.get("logprobs"), False)
-        self.openai(body, "text_completion", text, pieces_of(text) or ["!"], limit, refusal)
+        self.openai(body, "text_completion", text, pieces_of(text) or ["!"], limit)
 
     def openai(
-        self, body: dict[str, Any], kind: str, text: str, prompt: list[str], limit: int | None, refusal: str
+        self, body: dict[str, Any], kind: str, text: str, prompt: list[str], limit: int | None
     ) -> None:
         """Run one OpenAI request and answer it whole or as a stream."""
+        if (body.get("n") or 1) != 1:
+            raise Refused("The lab engine answers n=1 only.")
         params = {key: body.get(key) for key in ("temperature", "ignore_eos", "stop")}
-        chunks = (c for _, c in self.front.generate([(text, prompt, {**params, "max_new_tokens": limit})]))
+        params["max_new_tokens"] = limit
+        chunks = (chunk for _, chunk in self.front.generate([(text, prompt, params)]))
         head = {"created": int(time.time()), "model": body.get("model") or "default"}
-        try:
-            if refusal or (body.get("n") or 1) != 1:
-                raise Refused(refusal or "The lab engine answers n=1 only.")
-            if body.get("stream"):
-                wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-                events = self.chat_events if kind == "chat.completion" else self.completion_events
-                self.stream(events(head, prompt, chunks, wants_usage))
-                return
-            got = list(chunks)
-        except Refused as error:
-            self.refuse(str(error))
+        if body.get("stream"):
+            wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            self.stream(self.events(kind, head, prompt, chunks, wants_usage))
             return
-        answer: dict[str, Any] = {"index": 0}
+        got = list(chunks)
         joined, last = "".join(chunk["text"] for chunk in got), got[-1]
-        if kind == "chat.completion":
-            content = joined if last["done"] else None
-            answer["message"] = {
-                "role": "assistant", "content": content, "reasoning_content": None, "tool_calls": None,
-            }  # fmt: skip
-        else:
-            answer["text"] = joined
-        answer.update(
-            logprobs=None, finish_reason=last["finish"]["type"], matched_stop=last["finish"].get("matched")
-        )
-        self.reply(
-            200,
-            {
-                "id": last["rid"],
-                "object": kind,
-                **head,
-                "choices": [answer],
-                "usage": usage(prompt, last),
-                "metadata": {"weight_version": self.fields["weight_version"]},
-            },
-        )
+        content = joined if last["done"] else None
+        message = {"role": "assistant", "content": content, "reasoning_content": None, "tool_calls": None}
+        said = {"message": message} if kind == "chat.completion" else {"text": joined}
+        answer = {"id": last["rid"], "object": kind, **head, "choices": [choice(last, said)]}
+        version = {"weight_version": self.fields["weight_version"]}
+        self.reply(200, {**answer, "usage": usage(prompt, last), "metadata": version})
 
     @staticmethod
-    def chat_events(
-        head: dict[str, Any], prompt: list[str], chunks: Iterator[dict[str, Any]], wants_usage: bool
+    def events(
+        kind: str,
+        head: dict[str, Any],
+        prompt: list[str],
+        chunks: Iterator[dict[str, Any]],
+        wants_usage: bool,
     ) -> Iterator[dict[str, Any]]:
-        def event(chunk: dict[str, Any], finish: dict[str, Any], **delta: str) -> dict[str, Any]:
-            choice = {
-                "index": 0,
-                "delta": {"reasoning_content": None, **delta},
-                "logprobs": None,
-                "finish_reason": finish.get("type"),
-                "matched_stop": finish.get("matched"),
-            }
-            return {"id": chunk["rid"], "object": "chat.completion.chunk", **head, "choices": [choice]}
-
-        chunk: dict[str, Any] = {}
-        for chunk in chunks:
-            if chunk["done"] <= len(chunk["ids"]):
-                yield event(chunk, {}, role="assistant", content="")
-            if chunk["text"]:
-                yield event(chunk, {}, content=chunk["text"])
-        yield event(chunk, chunk["finish"])
+        """The events of a stream: of a chat a role, texts and an end; of a completion texts, the last ends it."""
+        is_chat = kind == "chat.completion"
+        base: dict[str, Any] = {"id": "", "object": kind + ".chunk" if is_chat else kind, **head}
+        last: dict[str, Any] = {}
+        for last in chunks:
+            base["id"] = last["rid"]
+            if not is_chat:
+                yield {**base, "choices": [choice(last, {"text": last["text"]})], "usage": None}
+                continue
+            going = {**last, "finish": None}
+            texts = [{"content": last["text"]}] if last["text"] else []
+            if last["done"] == len(last["ids"]):
+                texts.insert(0, {"role": "assistant", "content": ""})
+            for text in texts:
+                yield {**base, "choices": [choice(going, {"delta": {"reasoning_content": None, **text}})]}
+        if is_chat:
+            yield {**base, "choices": [choice(last, {"delta": {"reasoning_content": None}})]}
         if wants_usage:
-            yield {
-                "id": chunk["rid"],
-                "object": "chat.completion.chunk",
-                **head,
-                "choices": [],
-                "usage": usage(prompt, chunk),
-            }
+            yield {**base, "choices": [], "usage": usage(prompt, last)}
 
-    @staticmethod
-    def completion_events(
-        head: dict[str, Any], prompt: list[str], chunks: Iterator[dict[str, Any]], wants_usage: bool
-    ) -> Iterator[dict[str, Any]]:
-        chunk: dict[str, Any] = {}
-        for chunk in chunks:
-            finish = chunk["finish"] or {}
-            choice = {
-                "index": 0,
-                "text": chunk["text"],
-                "logprobs": None,
-                "finish_reason": finish.get("type"),
-                "matched_stop": finish.get("matched"),
-            }
-            yield {
-                "id": chunk["rid"],
-                "object": "text_completion",
-                **head,
-                "choices": [choice],
-                "usage": None,
-            }
-        if wants_usage:
-            yield {
-                "id": chunk["rid"],
-                "object": "text_completion",
-                **head,
-                "choices": [],
-                "usage": usage(prompt, chunk),
-            }
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Access lines are written in :meth:`head`."""
+def choice(chunk: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    finish = chunk["finish"] or {}
+    end = {"finish_reason": finish.get("type"), "matched_stop": finish.get("matched")}
+    return {"index": 0, **said, "logprobs": None, **end}
 
 
 def usage(prompt: list[str], last: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "prompt_tokens": len(prompt),
-        "total_tokens": len(prompt) + last["done"],
-        "completion_tokens": last["done"],
-        "prompt_tokens_details": None,
-        "reasoning_tokens": 0,
-    }
+    counts = {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + last["done"]}
+    return {**counts, "completion_tokens": last["done"], "prompt_tokens_details": None, "reasoning_tokens": 0}
 
 
 # --- the main process: life and death ----------------------------------------------------------------------
