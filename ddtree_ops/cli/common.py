@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,16 +100,22 @@ def play(
 
     :param overrides: step kind -> arguments given on the command line.
     """
-    from ddtree_ops.playbook.load import load_playbook
-    from ddtree_ops.playbook.run import exit_code, run_playbook
-    from ddtree_ops.report.progress import progress_for
-    from ddtree_ops.report.summary import print_results
+    from ddtree_ops.remote.ahead import Ahead
 
-    playbook = load_playbook(playbook_name)
-    if overrides:
-        playbook = playbook.with_arguments(overrides)
-    with progress_for(err if as_json else out) as report:
-        results = run_playbook(playbook, targets, connect=open_session, report=report)
+    first = {target.host.name: target for target in targets}
+    with Ahead((name, partial(open_session, target)) for name, target in first.items()) as sessions:
+        from ddtree_ops.playbook.load import load_playbook
+        from ddtree_ops.playbook.run import exit_code, run_playbook
+        from ddtree_ops.report.progress import progress_for
+        from ddtree_ops.report.summary import print_results
+
+        playbook = load_playbook(playbook_name)
+        if overrides:
+            playbook = playbook.with_arguments(overrides)
+        with progress_for(err if as_json else out) as report:
+            results = run_playbook(
+                playbook, targets, connect=lambda target: sessions.take(target.host.name), report=report
+            )
     finish(results, as_json=as_json, printer=print_results, code=int(exit_code(results)))
 
 

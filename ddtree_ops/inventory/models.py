@@ -119,7 +119,9 @@ class GPU(_Model):
     count: Int = Field(ge=1, description="number of GPUs")
     arch: str = Field(pattern=r"^sm\d{2,3}[af]?$", description="sm120, sm103 ...")
     interconnect: Literal["pcie", "nvlink"] = Field(default="pcie", description="for people; not compared")
-    memory_gb: float | None = Field(default=None, gt=0, description="per GPU, in GB; for people; not compared")
+    memory_gb: float | None = Field(
+        default=None, gt=0, description="per GPU, in GB; for people; not compared"
+    )
 
 
 class Speculative(_Model):

@@ -650,33 +650,43 @@ class Session:
         buffer = bytearray()
         done = 0
         for entry in needed:
-            left = entry.size
-            with open(f"{source}{os.sep}{entry.path}", "rb", buffering=0) as content:  # noqa: PTH123
-                while True:
-                    piece = content.read(PIECE)
-                    if not piece:
-                        break
-                    left -= len(piece)
-                    buffer += piece
-                    while len(buffer) >= PIECE:
-                        if not call.frames.empty():
-                            return
-                        self._post(head, bytes(buffer[:PIECE]), op=call.op)
-                        del buffer[:PIECE]
-                        done += PIECE
-                        if progress is not None:
-                            progress(done, total)
-            if left:
-                raise RemoteError(
-                    f"{entry.path} has changed since it was listed: {entry.size - left} bytes instead of {entry.size}",
-                    host=self.host,
-                    phase="push",
-                    state="the host keeps no half release",
-                    hint="build the runtime again",
-                )
+            for piece in self._pieces(source, entry):
+                buffer += piece
+                while len(buffer) >= PIECE:
+                    if not call.frames.empty():
+                        return
+                    self._post(head, bytes(buffer[:PIECE]), op=call.op)
+                    del buffer[:PIECE]
+                    done += PIECE
+                    if progress is not None:
+                        progress(done, total)
         self._post({**head, "end": True}, bytes(buffer), op=call.op)
         if progress is not None:
             progress(total, total)
+
+    def _pieces(self, source: Path, entry: FileEntry) -> Iterator[bytes]:
+        """Content of a file to be sent. :raises RemoteError: it cannot be read or has not the size that was listed."""
+        left = entry.size
+        try:
+            with open(f"{source}{os.sep}{entry.path}", "rb", buffering=0) as content:  # noqa: PTH123
+                while piece := content.read(PIECE):
+                    left -= len(piece)
+                    yield piece
+        except OSError as error:
+            problem = f"{entry.path} cannot be read here any more: {error.strerror}"
+        else:
+            if not left:
+                return
+            problem = (
+                f"{entry.path} has changed since it was listed: {entry.size - left} bytes, not {entry.size}"
+            )
+        raise RemoteError(
+            problem,
+            host=self.host,
+            phase="push",
+            state="the host keeps no half release",
+            hint="build the runtime again",
+        )
 
     def stream(self, argv: Sequence[str], *, deadline: float | None = None) -> Stream:
         """Run a command and stream its output.

@@ -196,7 +196,7 @@ def test_a_file_that_changes_under_way_leaves_nothing(local: Session, tree: Any,
 
 def test_a_vanished_file_leaves_nothing(local: Session, tree: Any, releases: Path) -> None:
     (tree.root / "pkg/a.py").unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(RemoteError, match=r"pkg/a\.py cannot be read here any more: No such file"):
         publish(local, tree, releases)
     assert list(releases.iterdir()) == []
     assert local.request("ping").values
