@@ -266,7 +266,7 @@ def run_smoke(
     if problem is None and not before.running:
         problem = before.describe()
     if problem is not None:
-        run.add(_stable(run, problem, before, None, 0.0))
+        run.add(_stable(run, before, problem, before, None, 0.0))
         run.skip(
             "completion",
             "text",
@@ -308,13 +308,13 @@ def run_smoke(
             _engine_failed(run, error, unit, before, quality)
             changed = unit.stable_against(before)
             if changed is not None:
-                run.add(_stable(run, changed, unit, None, 0.0))
+                run.add(_stable(run, before, changed, unit, None, 0.0))
                 run.skip("speculation", "graphs", why="the engine died")
                 return _finish(run, before, chat, info)
     seconds = health.window if window is None else window
     problem, after, samples = run.hold(before, seconds)
     holders = port_holders(run.control, target.service)
-    run.add(_stable(run, problem, after, holders, seconds, samples))
+    run.add(_stable(run, before, problem, after, holders, seconds, samples))
     decode = summarise_decode(_messages(run, before, cursor))
     run.add(
         judge_speculation(
@@ -388,6 +388,7 @@ def _engine_failed(run: _Run, error: EngineError, unit: UnitState, before: UnitS
 
 def _stable(
     run: _Run,
+    before: UnitState,
     problem: str | None,
     unit: UnitState,
     holders: PortHolders | None,
@@ -414,9 +415,7 @@ def _stable(
             host=run.host,
             facts=facts,
             evidence=tuple(evidence),
-            hint=f"ddtree-ops logs {run.host} --invocation previous"
-            if unit.n_restarts
-            else f"ddtree-ops logs {run.host}",
+            hint=f"ddtree-ops logs {run.host} --invocation {before.invocation_id or 'current'}",
         )
     return CheckResult(
         "smoke.stable",

@@ -934,7 +934,7 @@ def need_space(releases: str, rows: list[list[Any]], folders: int) -> None:
     space = disk(releases)
     block = max(512, space["block_size"])
     need = sum(-(-row[2] // block) * block for row in rows) + folders * block + (1 << 20)
-    hint = f"free space on the file system of {space['path']} (old releases: ddtree-ops releases prune) and push again"
+    hint = f"free space on the file system of {space['path']}, for example by removing releases that no service's current points to, and push again"
     if need > space["free_bytes"]:
         raise OpError(
             "no_space",

@@ -66,6 +66,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+__all__ = ["NOTICE", "main"]
+
 NOTICE = "ddtree-ops lab engine 1: a stand-in for sglang; no model, no GPU, canned text"
 GIB = float(1 << 30)
 EOS_ID = 163586
