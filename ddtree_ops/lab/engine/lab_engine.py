@@ -1693,6 +1693,7 @@ class Launcher:
 
 
 def main(argv: list[str]) -> int:
+    """Run the engine with sglang's launch arguments. Returns the exit status where the process ends by itself."""
     if argv == ["--lab-version"]:
         print(NOTICE)
         return 0
