@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MASK", "Secret", "redact"]
+__all__ = ["MASK", "Secret", "is_secret_name", "redact", "secret_values"]
 
 MASK = "********"
 
@@ -15,8 +16,44 @@ _KEY = (
 )
 _PATTERNS = (
     re.compile(rf"(?i)(?<![\w-])(--?{_KEY}[= ]+)('[^']*'|\"[^\"]*\"|\S+)"),
-    re.compile(rf"(?i)(?<![\w-])([\"']?{_KEY}[\"']?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|(?:Bearer\s+)?[^\s,;)\]}}]+)"),
+    re.compile(
+        rf"(?i)(?<![\w-])([\"']?{_KEY}[\"']?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|(?:Bearer\s+)?[^\s,;)\]}}]+)"
+    ),
 )
+
+
+_SECRET_WORDS = frozenset(
+    (
+        "APIKEY",
+        "AUTH",
+        "BEARER",
+        "CREDENTIAL",
+        "CREDENTIALS",
+        "KEY",
+        "PASSPHRASE",
+        "PASSWD",
+        "PASSWORD",
+        "PAT",
+        "SECRET",
+        "SECRETS",
+        "TOKEN",
+    )
+)
+_SHORTEST = 4
+
+
+def is_secret_name(name: str) -> bool:
+    """True for the name of a variable whose value nobody should see: ``HF_TOKEN``, ``AWS_SECRET_ACCESS_KEY``.
+
+    Whole words count, so ``TOKENIZERS_PARALLELISM`` and ``LAB_TOKENS_PER_S`` are no secrets.
+    """
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[_.-]", name.upper()))
+
+
+def secret_values(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Values to hand to :func:`redact`, longest first; those too short to be told from other text are left out."""
+    found = {value for name, value in variables.items() if is_secret_name(name) and len(value) >= _SHORTEST}
+    return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
 
 def redact(text: str, *secrets: str) -> str:

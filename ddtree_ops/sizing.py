@@ -2,16 +2,18 @@
 
 The statements of ``CudaGraphRunner.__init__`` that decide ``self.num_tokens_per_bs`` are lifted out with
 :mod:`ast` and run with stand-ins for the model runner, for target and draft worker under DDTREE, DFLASH and
-none. Nothing of sglang or torch is imported. The lifted statements may only read attributes, compare, add,
-raise and assign; anything else is refused, so a file of unknown origin can be examined safely.
+none. Nothing of sglang or torch is imported. The lifted statements may only read attributes, compare, calculate
+with whole numbers, raise and assign; anything else is refused, so a file of unknown origin can be examined safely.
 
-This module uses the standard library of Python >= 3.8 only and imports nothing of this package: it is also
-copied to hosts.
+This module uses the standard library of Python >= 3.9 only (the parser of 3.8 cannot read the runner) and imports
+nothing of this package: it is also copied to hosts.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
+import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,7 +60,6 @@ _ALLOWED = (
     ast.JoinedStr,
     ast.FormattedValue,
     ast.IfExp,
-    ast.Lambda,
     ast.NamedExpr,
     ast.BoolOp,
     ast.UnaryOp,
@@ -69,8 +70,6 @@ _ALLOWED = (
     ast.Tuple,
     ast.List,
     ast.Set,
-    ast.arguments,
-    ast.arg,
     ast.expr_context,
     ast.boolop,
     ast.unaryop,
@@ -81,6 +80,26 @@ _ALLOWED = (
     ast.FloorDiv,
     ast.Mod,
 )
+_REFUSED = frozenset(
+    [
+        "center",
+        "encode",
+        "expandtabs",
+        "format",
+        "format_map",
+        "join",
+        "ljust",
+        "maketrans",
+        "replace",
+        "rjust",
+        "to_bytes",
+        "translate",
+        "zfill",
+    ]
+)
+"""Methods of plain values that reach into objects or blow up."""
+_LARGEST = 1 << 40
+_LONGEST = 10_000
 
 
 class SizingError(Exception):
@@ -221,9 +240,14 @@ def _uses(statement: ast.stmt) -> tuple[set[str], set[str]]:
 @lru_cache(maxsize=8)
 def _lift(source: str) -> _Block:
     try:
-        module = ast.parse(source)
+        return _find(ast.parse(source))
     except (SyntaxError, ValueError) as error:
         raise SizingError(f"the runner is not valid Python: {error}") from error
+    except (RecursionError, MemoryError):
+        raise SizingError("the runner is nested too deeply to be read") from None
+
+
+def _find(module: ast.Module) -> _Block:
     init = None
     for top in module.body:
         if isinstance(top, ast.ClassDef) and top.name == "CudaGraphRunner":
@@ -247,12 +271,11 @@ def _lift(source: str) -> _Block:
             if earlier not in chosen and uses[earlier][1].intersection(needed):
                 chosen.add(earlier)
                 pending.add(earlier)
-    statements = tuple(init.body[index] for index in sorted(chosen))
 
+    statements = [init.body[index] for index in sorted(chosen)]
     for lifted in statements:
         for node in ast.walk(lifted):
-            name = getattr(node, "attr", None) or (node.id if isinstance(node, ast.Name) else "")
-            if not isinstance(node, _ALLOWED) or str(name).startswith("__"):
+            if not _harmless(node):
                 raise SizingError(
                     "line {}: the sizing block does more than this check can run ({})".format(
                         getattr(node, "lineno", lifted.lineno), type(node).__name__
@@ -262,7 +285,46 @@ def _lift(source: str) -> _Block:
     parameters = [
         a.arg for a in arguments.args + arguments.kwonlyargs if a.arg not in ("self", "model_runner")
     ]
-    return _Block(statements, tuple(parameters))
+    bounded = _Bounded()
+    return _Block(tuple(bounded.visit(lifted) for lifted in statements), tuple(parameters))
+
+
+def _harmless(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return not node.id.startswith("__")
+    if isinstance(node, ast.Attribute):
+        return not node.attr.startswith("__") and node.attr not in _REFUSED
+    if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+        return not re.search(r"\d{3}|\{", ast.unparse(node.format_spec))
+    return isinstance(node, _ALLOWED)
+
+
+class _Bounded(ast.NodeTransformer):
+    """Puts :func:`_calculate` in place of arithmetic, so that no source can make a number or a text without end."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        name = ast.Name("__calculate", ast.Load())
+        call = ast.Call(name, [ast.Constant(type(node.op).__name__), node.left, node.right], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        before = ast.parse(ast.unparse(node.target), mode="eval").body
+        value = self.visit(ast.copy_location(ast.BinOp(before, node.op, node.value), node))
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], value), node))
+
+
+_OPERATORS = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul}
+_OPERATORS.update(FloorDiv=operator.floordiv, Mod=operator.mod)
+
+
+def _calculate(name: str, left: Any, right: Any) -> Any:
+    numbers = isinstance(left, int) and isinstance(right, int) and max(abs(left), abs(right)) < _LARGEST
+    texts = name == "Add" and isinstance(left, str) and isinstance(right, str)
+    if numbers or (texts and len(left) + len(right) < _LONGEST):
+        return _OPERATORS[name](left, right)
+    kinds = f"{type(left).__name__} and {type(right).__name__}"
+    raise TypeError(f"{name} of {kinds} is more than this check calculates")
 
 
 class _Words:
@@ -336,7 +398,7 @@ def _silent(*_words: Any, **_named: Any) -> None:
 
 
 def _getattr(owner: Any, name: str, *default: Any) -> Any:
-    if str(name).startswith("_"):
+    if str(name).startswith("_") or name in _REFUSED:
         raise AttributeError(name)
     return getattr(owner, name, *default)
 
@@ -378,6 +440,7 @@ def _run(
         SpeculativeAlgorithm=_Record("SpeculativeAlgorithm", **algorithms),
         logger=_Silent(),
         log_info_on_rank0=_silent,
+        __calculate=_calculate,
     )
     module = ast.Module(body=list(block.statements), type_ignores=[])
     try:
@@ -388,7 +451,7 @@ def _run(
                 "draft" if draft_worker else "target", name, type(error).__name__, error
             )
         ) from error
-    tokens = runner.num_tokens_per_bs
-    if not isinstance(tokens, int) or isinstance(tokens, bool):
+    tokens = runner.__dict__.get("num_tokens_per_bs")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise SizingError(f"the sizing block gives {tokens!r}, not a number of tokens")
     return tokens, runner.__dict__["_lines"]["num_tokens_per_bs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -40,6 +41,9 @@ for module in (deploying, observing, describing, runtimes, labs):
 
 def main() -> None:
     """Entry point: every error that can be explained is printed here, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "✓" is no reason to die half way
+            stream.reconfigure(errors="replace")
     try:
         app()
     except OpsError as error:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
+from ddtree_ops.errors import ExitCode, OpsError
+
 if TYPE_CHECKING:
-    from ddtree_ops.deploy.deployment import Result
     from ddtree_ops.inventory.models import Inventory, Target
     from ddtree_ops.remote.session import Session
-    from ddtree_ops.results import Reporter
 
 __all__ = [
     "Hosts",
@@ -25,6 +27,8 @@ __all__ = [
     "ServiceOption",
     "SetOption",
     "err",
+    "leave",
+    "on_all",
     "open_session",
     "out",
     "play",
@@ -32,8 +36,19 @@ __all__ = [
     "targets_of",
 ]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+_T = TypeVar("_T")
+
+
+class _Console(Console):
+    """Goes on in silence when its reader has gone (``| head -1``): a deployment under way is worth more."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+out = _Console(highlight=False)
+err = _Console(stderr=True, highlight=False)
 
 Hosts = Annotated[list[str] | None, typer.Argument(help="Host names, groups or globs.", show_default=False)]
 InventoryOption = Annotated[
@@ -86,7 +101,11 @@ def open_session(target: Target) -> Session:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    try:
+        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        out.on_broken_pipe()
 
 
 def play(
@@ -116,18 +135,33 @@ def play(
             results = run_playbook(
                 playbook, targets, connect=lambda target: sessions.take(target.host.name), report=report
             )
-    finish(results, as_json=as_json, printer=print_results, code=int(exit_code(results)))
-
-
-def finish(results: list[Result], *, as_json: bool, printer: Any, code: int) -> None:
-    """Print results one way or the other and leave."""
     if as_json:
         print_json([result.to_json() for result in results])
     else:
-        printer(out, results)
-    raise typer.Exit(code)
+        print_results(out, results)
+    raise typer.Exit(int(exit_code(results)))
 
 
-def quiet_reporter() -> Reporter:
-    """A reporter for commands that print only their result."""
-    return lambda event: None
+def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T | OpsError]:
+    """Every host to its end; an error takes the place of the host's outcome."""
+
+    def one(target: Target) -> _T | OpsError:
+        try:
+            return action(target)
+        except OpsError as error:
+            return error.at(host=target.name)
+
+    if len(targets) == 1:
+        return [one(targets[0])]
+    with ThreadPoolExecutor(max_workers=min(16, len(targets))) as pool:
+        return list(pool.map(one, targets))
+
+
+def leave(failed: Sequence[OpsError], code: ExitCode | None) -> None:
+    """Print the errors and leave with the worst code; ``code`` is that of the hosts without one, None: no such host."""
+    from ddtree_ops.playbook.run import worst_code
+
+    for error in failed:
+        err.print(f"error: {error.render()}", markup=False, soft_wrap=True)
+    codes = [error.exit_code for error in failed]
+    raise typer.Exit(int(worst_code(codes if code is None else [*codes, code])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +13,21 @@ from ddtree_ops.cli.common import (
     RuntimeOption,
     ServiceOption,
     SetOption,
+    leave,
+    on_all,
+    open_session,
     out,
     play,
     print_json,
     targets_of,
 )
+from ddtree_ops.errors import ExitCode, OpsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddtree_ops.deploy.plan import Plan
+    from ddtree_ops.inventory.models import Target
 
 __all__ = ["register"]
 
@@ -49,24 +59,26 @@ def deploy(
         play("deploy", targets, as_json=as_json)
 
 
-def show_plans(targets: list, *, as_json: bool) -> None:  # type: ignore[type-arg]
+def show_plans(targets: Sequence[Target], *, as_json: bool) -> None:
     """Print what a deploy would change."""
-    from ddtree_ops.cli.common import open_session, quiet_reporter
     from ddtree_ops.deploy.deployment import Deployment
     from ddtree_ops.report.summary import print_plan
 
-    plans = []
-    for target in targets:
+    def one(target: Target) -> Plan | None:
         with open_session(target) as session:
-            deployment = Deployment(target, session, quiet_reporter())
+            deployment = Deployment(target, session, lambda event: None)
             deployment.build()
-            plans.append(deployment.plan)
+            return deployment.plan
+
+    outcomes = on_all(targets, one)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
+    plans = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, OpsError)]
     if as_json:
-        print_json([plan.to_json() for plan in plans if plan is not None])
-        return
-    for plan in plans:
-        if plan is not None:
+        print_json([plan.to_json() for plan in plans])
+    else:
+        for plan in plans:
             print_plan(out, plan)
+    leave(failed, ExitCode.OK if plans else None)
 
 
 def run(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, out, print_json
+from ddtree_ops.secret import MASK, is_secret_name
+
+if TYPE_CHECKING:
+    from ddtree_ops.inventory.models import Host
+    from ddtree_ops.playbook.models import Playbook as LoadedPlaybook
 
 __all__ = ["register"]
 
@@ -48,7 +54,7 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
     loaded = load_inventory(inventory)
     targets = select(loaded, list(hosts or ()), default_all=True)
     if as_json:
-        shown = {target.host.name: target.host.model_dump(mode="json") for target in targets}
+        shown = {target.host.name: _shown(target.host) for target in targets}
         print_json({"schema": 1, "path": loaded.path, "hosts": shown, "groups": loaded.groups})
         return
     out.print(loaded.path, style="dim", markup=False, soft_wrap=True)
@@ -60,12 +66,22 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
             else ""
         )
         address = host.address or "address from ssh_config"
-        out.print(f"[bold cyan]{host.name}[/]  {address}  {gpu}", soft_wrap=True)
+        out.print(Text.assemble((host.name, "bold cyan"), f"  {address}  {gpu}"), soft_wrap=True)
         out.print(
             f"  {service.name}: {service.unit}, runtime {target.runtime.name}, port {service.port}",
+            markup=False,
             soft_wrap=True,
         )
         out.print(f"    {shlex.join(launch_argv(service))}", markup=False, soft_wrap=True, style="dim")
+
+
+def _shown(host: Host) -> dict[str, Any]:
+    data = host.model_dump(mode="json")
+    for service in data["services"].values():
+        service["environment"] = {
+            name: MASK if is_secret_name(name) else value for name, value in service["environment"].items()
+        }
+    return data
 
 
 @inventory_app.command("schema")
@@ -101,7 +117,7 @@ def playbook_schema_command() -> None:
     print_json(playbook_schema())
 
 
-def _load(name: str) -> Any:
+def _load(name: str) -> LoadedPlaybook:
     from ddtree_ops.playbook.load import load_playbook
 
     return load_playbook(name)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -17,6 +17,8 @@ from ddtree_ops.cli.common import (
     JsonOption,
     ServiceOption,
     err,
+    leave,
+    on_all,
     open_session,
     out,
     print_json,
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from ddtree_ops.service.journal import Entry, SearchResult
 
 __all__ = ["register"]
-
-_T = TypeVar("_T")
 
 
 def register(app: typer.Typer) -> None:
@@ -70,25 +70,33 @@ def smoke(
                     session, target, prompt=prompt, max_tokens=max_tokens, window=window, report=report
                 )
 
-        outcomes = _on_all(targets, one)
+        outcomes = on_all(targets, one)
     failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-    done = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
-    checks = [check for outcome in done for check in outcome.results]
-    found = [outcome.diagnosis for outcome in done if outcome.diagnosis and outcome.diagnosis.diagnoses]
+    done = [
+        (target.name, outcome)
+        for target, outcome in zip(targets, outcomes, strict=True)
+        if not isinstance(outcome, OpsError)
+    ]
+    checks = [replace(check, host=name) for name, outcome in done for check in outcome.results]
+    found = [
+        (name, outcome.diagnosis)
+        for name, outcome in done
+        if outcome.diagnosis and outcome.diagnosis.diagnoses
+    ]
     if as_json:
         print_json(
             {
                 "schema": 1,
                 "checks": [check.to_json() for check in checks],
-                "diagnoses": [diagnosis.to_json() for diagnosis in found],
+                "diagnoses": [{"source": name, **diagnosis.to_json()} for name, diagnosis in found],
                 "errors": [error.render() for error in failed],
             }
         )
     else:
         print_checks(out, checks)
-        for diagnosis in found:
-            print_diagnosis(out, diagnosis)
-    _leave(failed, int(exit_code_of(worst(check.verdict for check in checks))))
+        for name, diagnosis in found:
+            print_diagnosis(out, diagnosis, host=name)
+    leave(failed, exit_code_of(worst(check.verdict for check in checks)) if done else None)
 
 
 def logs(
@@ -111,7 +119,9 @@ def logs(
     invocation: Annotated[
         str, typer.Option("--invocation", help="current, previous, all, or an invocation id.")
     ] = "current",
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, one line an entry.")
+    ] = False,
 ) -> None:
     """Read the services' journals and say what was searched; no readable entry is an error, not "nothing found".
 
@@ -123,8 +133,11 @@ def logs(
     if follow:
         if len(targets) > 1:
             raise UsageError(
-                "--follow shows one host", hint=f"ddtree-ops logs {targets[0].host.name} --follow"
+                "--follow shows one service of one host",
+                hint=f"ddtree-ops logs {targets[0].host.name} --service {targets[0].service.name} --follow",
             )
+        if since is not None or invocation != "current":
+            raise UsageError("--follow shows what is written from now on: leave out --since and --invocation")
         _follow(targets[0], grep, ignore_case, lines, show)
         return
 
@@ -140,8 +153,8 @@ def logs(
                 entries, grep, ignore_case=ignore_case, what=f"{target.name}: {target.service.unit}"
             )
 
-    outcomes = _on_all(targets, one)
-    failed = []
+    outcomes = on_all(targets, one)
+    failed: list[OpsError] = []
     matched = False
     for target, outcome in zip(targets, outcomes, strict=True):
         if isinstance(outcome, OpsError):
@@ -152,7 +165,8 @@ def logs(
         for entry in matches:
             show(target.name, entry)
         err.print(f"{target.name}: {outcome.describe()}", style="dim", markup=False, soft_wrap=True)
-    _leave(failed, int(ExitCode.OK if matched or not grep else ExitCode.CHECK_FAILED))
+    code = ExitCode.OK if matched or not grep else ExitCode.CHECK_FAILED
+    leave(failed, code if len(failed) < len(targets) else None)
 
 
 def diagnose(
@@ -183,7 +197,7 @@ def diagnose(
             with open_session(target) as session:
                 return signatures(session, target, invocation=invocation)[1]
 
-        outcomes = _on_all(targets, one)
+        outcomes = on_all(targets, one)
         failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
         reports = [
             (target.name, outcome)
@@ -195,7 +209,7 @@ def diagnose(
     else:
         for name, report in reports:
             print_diagnosis(out, report, host=name)
-    _leave(failed, int(exit_code_of(worst(report.verdict for _, report in reports))))
+    leave(failed, exit_code_of(worst(report.verdict for _, report in reports)) if reports else None)
 
 
 def _diagnose_file(name: str) -> DiagnosisReport:
@@ -204,8 +218,11 @@ def _diagnose_file(name: str) -> DiagnosisReport:
 
     if name == "-":
         return explain(read_log(sys.stdin.buffer))
-    with Path(name).open("rb") as stream:
-        return explain(read_log(stream))
+    try:
+        with Path(name).open("rb") as stream:
+            return explain(read_log(stream))
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}") from error
 
 
 def _follow(
@@ -226,6 +243,8 @@ def _follow(
         for entry in entries:
             if pattern.search(entry.message):
                 show(target.name, entry)
+            if out.quiet:  # whoever read our output has gone
+                return
 
 
 def _entry_printer(*, many: bool, as_json: bool) -> Callable[[str, Entry], None]:
@@ -253,24 +272,3 @@ def _entry_printer(*, many: bool, as_json: bool) -> Callable[[str, Entry], None]
         out.print(line, soft_wrap=True)
 
     return show
-
-
-def _on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T | OpsError]:
-    """Every host to its end; an error takes the place of the host's outcome."""
-
-    def one(target: Target) -> _T | OpsError:
-        try:
-            return action(target)
-        except OpsError as error:
-            return error.at(host=target.name)
-
-    if len(targets) == 1:
-        return [one(targets[0])]
-    with ThreadPoolExecutor(max_workers=min(16, len(targets))) as pool:
-        return list(pool.map(one, targets))
-
-
-def _leave(failed: Sequence[OpsError], code: int) -> None:
-    for error in failed:
-        err.print(f"error: {error.render()}", markup=False, soft_wrap=True)
-    raise typer.Exit(int(failed[0].exit_code) if failed else code)

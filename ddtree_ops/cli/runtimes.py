@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ddtree_ops.cli.common import InventoryOption, JsonOption, err, out, print_json
+from ddtree_ops.cli.common import InventoryOption, JsonOption, ServiceOption, err, out, print_json
 from ddtree_ops.errors import CheckFailed, UsageError
 from ddtree_ops.results import exit_code_of
 
@@ -172,6 +172,7 @@ def check(
         int, typer.Option("--block-size", min=2, help="Tokens the drafter proposes a step.")
     ] = 8,
     budget: Annotated[int, typer.Option("--budget", min=1, help="Nodes of the tree, root not counted.")] = 32,
+    service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell pristine, patched, foreign and leftover diagnostics, and prove the graph sizing on the source itself.
@@ -179,7 +180,7 @@ def check(
     Exit code 0: known files, target-verify sized for budget + 1; 5: wrong size, or diagnostics left in; 8: foreign
     files that nobody can vouch for.
     """
-    result = _check(what, inventory, block_size, budget)
+    result = _check(what, inventory, service, block_size, budget)
     if as_json:
         print_json(result.to_json())
     else:
@@ -187,7 +188,7 @@ def check(
     raise typer.Exit(int(exit_code_of(result.verdict)))
 
 
-def _check(what: str, inventory: str | None, block_size: int, budget: int) -> PatchCheck:
+def _check(what: str, inventory: str | None, service: str | None, block_size: int, budget: int) -> PatchCheck:
     from ddtree_ops.inventory import load_inventory, select
     from ddtree_ops.runtime import build as build_bundle
     from ddtree_ops.runtime import check_path, check_source
@@ -204,7 +205,13 @@ def _check(what: str, inventory: str | None, block_size: int, budget: int) -> Pa
     from ddtree_ops.cli.common import open_session
     from ddtree_ops.service.layout import Layout
 
-    (target, *_) = select(loaded, [what])
+    targets = select(loaded, [what], service=service)
+    if len(targets) > 1:
+        raise UsageError(
+            f"'{what}' names {len(targets)} services: {', '.join(target.name for target in targets)}",
+            hint=f"one at a time: ddtree-ops patch check {targets[0].host.name} --service {targets[0].service.name}",
+        )
+    (target,) = targets
     current = Layout.of(target).current
     with open_session(target) as session:
         return check_source(

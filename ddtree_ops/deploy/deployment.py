@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -28,21 +29,31 @@ from ddtree_ops.deploy.history import (
     parse_history,
     verdict_line,
 )
-from ddtree_ops.deploy.plan import ChangeKind, Observed, Plan, Wish, make_plan, text_sha256
+from ddtree_ops.deploy.plan import (
+    ChangeKind,
+    Observed,
+    Plan,
+    Wish,
+    make_plan,
+    masked_unit_line,
+    text_sha256,
+)
 from ddtree_ops.errors import (
     CheckFailed,
+    ExitCode,
     Inconclusive,
     LockHeld,
     OpsError,
     PreflightError,
     RemoteError,
     RolledBack,
+    UnreachableError,
 )
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.remote.session import Reply, Request, Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Reporter, Verdict, worst
-from ddtree_ops.secret import redact
-from ddtree_ops.service.control import UnitControl
+from ddtree_ops.secret import redact, secret_values
+from ddtree_ops.service.control import StartReport, StopReport, UnitControl
 from ddtree_ops.service.journal import Entry
 from ddtree_ops.service.layout import Layout
 from ddtree_ops.service.state import UnitState
@@ -93,6 +104,7 @@ class Result:
             "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
             "evidence": str(self.evidence) if self.evidence else None,
             "error": self.error.render() if self.error else None,
+            "exit_code": int(self.error.exit_code if self.error else ExitCode.OK),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 
@@ -120,7 +132,12 @@ class Deployment:
         self._invocation: str | None = None
         self._entries: list[Entry] | None = None
         self._patched: bool | None = None
+        self._secrets = secret_values(target.service.environment)
+        self._locked = False
+        self._link: str | None = None
+        self._failure: OpsError | None = None
         self.state_left = "nothing was changed"
+        self.changed = False
         self.worth_explaining = False
 
     # -- the frame of a step -------------------------------------------------------------------------------
@@ -135,6 +152,9 @@ class Deployment:
             yield
         except OpsError as error:
             error.at(host=self.target.name, phase=name, state=self.state_left)
+            error.message = redact(error.message, *self._secrets)
+            error.details = tuple(redact(line, *self._secrets) for line in error.details)
+            self._failure = self._failure or error
             self._done(EventKind.FAIL, name, error.message, started)
             raise
         self._done(EventKind.DONE, name, self._note, started)
@@ -144,13 +164,11 @@ class Deployment:
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
         self._report(Event(kind, self.target.name, name, message, elapsed_s=elapsed))
 
+    def _relay(self, event: Event) -> None:
+        self._report(replace(event, host=self.target.name))
+
     def _emit(self, kind: EventKind, name: str, message: str, fraction: float | None = None) -> None:
         self._report(Event(kind, self.target.name, name, message, fraction))
-
-    @property
-    def changed(self) -> bool:
-        """An activation is under way: the service was switched, or is being judged again."""
-        return self.activation is not None
 
     # -- steps ---------------------------------------------------------------------------------------------
 
@@ -159,25 +177,26 @@ class Deployment:
         from ddtree_ops.deploy.preflight import judge, parse_facts, probe_argv
 
         with self.phase("preflight"):
-            holder = self.session.acquire_lock(self.layout.lock, {"who": _who(), "origin": _origin()})
-            if holder is not None:
-                since = datetime.fromtimestamp(float(holder.get("since", 0)), UTC)
-                raise LockHeld(
-                    f"{holder.get('who', 'somebody')} on {holder.get('origin', 'another machine')} is deploying "
-                    f"{self.target.service.unit} since {since:%Y-%m-%d %H:%M:%SZ}",
-                    hint="try again when it is done; the lock goes when that client's connection ends",
-                )
+            self._lock()
             probe, *replies = self._look(Request("run", {"argv": probe_argv(self.target)}))
             self.observed = self._observed(replies)
             if self.observed.state.running and self.observed.release:
                 self.state_left = f"nothing was changed: release {self.observed.release[:12]} keeps serving"
-            facts = parse_facts(probe.data[: probe.values["stdout"]])
+            damaged = self.observed.history.damaged
+            if damaged:
+                self._emit(
+                    EventKind.NOTE,
+                    "preflight",
+                    f"{_count(damaged, 'line')} of {self.layout.history} cannot be read: what they said is not known here",
+                )
+            facts = parse_facts(probe.data[: probe.values["stdout"]], probe.data[probe.values["stdout"] :])
             results = judge(
                 self.target,
                 facts,
                 self.control.port_owner(self.target.service.port, self.target.service.bind),
+                drop_ins=self.observed.state.drop_in_paths,
             )
-            self.checks += results
+            self._keep(results)
             bad = [result for result in results if result.verdict is Verdict.FAIL]
             if bad:
                 raise PreflightError(
@@ -233,7 +252,11 @@ class Deployment:
                 ),
             )
             self._verified_on_push = not result.created
-            if result.created:
+            if result.repaired:
+                self.observed = replace(self._need(self.observed), repaired=result.repaired)
+                self.plan = make_plan(self._need(self.plan).wish, self.observed)
+                self._note = f"repaired: {'; '.join(result.repaired[:3])}"
+            elif result.created:
                 linked = (
                     f", {result.linked_files} linked from earlier releases" if result.linked_files else ""
                 )
@@ -281,6 +304,7 @@ class Deployment:
                     self.activation = self._announce(
                         plan.wish.release, self.unit_text, plan.digest, "validate"
                     )
+                    self.changed = True
                     self.state_left = f"{self.target.service.unit} runs as wished and is not validated"
                 return
             self._switch(plan.wish.release, self.unit_text, plan.digest, self.target.service, "deploy")
@@ -300,7 +324,7 @@ class Deployment:
                 self.session,
                 self.target,
                 invocation=self._invocation,
-                report=self._report,
+                report=self._relay,
                 load_timeout=load_timeout,
                 stall_timeout=stall_timeout,
             )
@@ -329,7 +353,7 @@ class Deployment:
                 max_tokens=max_tokens,
                 window=window,
                 min_accept_length=min_accept_length,
-                report=self._report,
+                report=self._relay,
             )
             self._judge([check for check in found.results if check.name != "signatures"])
 
@@ -348,48 +372,82 @@ class Deployment:
 
     def start(self) -> None:
         """Start the unit as it is."""
-        with self.phase("start"):
-            self._note = self.control.start().describe()
+        self._operate("start", self.control.start)
 
     def stop(self) -> None:
         """Stop the unit; says whether it drained."""
-        with self.phase("stop"):
-            self._note = self.control.stop().describe()
+        self._operate("stop", self.control.stop)
 
     def restart(self) -> None:
         """Restart the unit as it is."""
-        with self.phase("restart"):
-            self._note = self.control.restart().describe()
+        self._operate("restart", self.control.restart)
+
+    def _operate(self, name: str, action: Callable[[], StartReport | StopReport]) -> None:
+        with self.phase(name):
+            self._lock()
+            self.state_left = f"how far the {name} of {self.target.service.unit} got is not known"
+            self.changed = self.worth_explaining = True
+            report = action()
+            self._note = report.describe()
+            self.state_left = report.state.describe()
 
     def accept(self) -> None:
-        """Record that the activation under way passed, and have the unit started at boot from now on."""
-        if self.activation is not None:
+        """Record that the activation under way passed, and have the unit started at boot from now on.
+
+        An activation that no smoke check has judged stays without a verdict: the next deploy validates it.
+        """
+        if self.activation is None:
+            return
+        if not any(check.ok and check.name.startswith("smoke") for check in self.checks):
+            self._emit(
+                EventKind.NOTE, "accept", "no step has shown that it serves: the next deploy validates it"
+            )
+            return
+        try:
             self.control.enable()
             self._record(self.activation, Verdict.PASS)
+        except OpsError as error:
+            state = f"{self.target.service.unit} passed and serves, but that is not recorded: the next deploy validates it again"
+            raise error.at(host=self.target.name, phase="accept", state=state) from None
 
     # -- after a failure -----------------------------------------------------------------------------------
 
     def capture(self) -> None:
         """Keep the journal, the unit and the results before anything else happens to the host."""
         with self.phase("capture"):
-            entries = list(self.control.entries(invocation=self._invocation or "current"))
-            self._entries = entries
+            self._entries = entries = self._run_entries()
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             folder = paths.state_dir() / "evidence" / f"{self.target.name.replace('/', '-')}-{stamp}"
-            folder.mkdir(parents=True, exist_ok=True)
-            self.evidence = folder
-            with (folder / "journal.jsonl").open("w", encoding="utf-8") as file:
-                for entry in entries:
-                    record = {"time": str(entry.time), "source": entry.source, "pid": entry.pid}
-                    file.write(
-                        json.dumps({**record, "message": redact(entry.message)}, ensure_ascii=False) + "\n"
-                    )
-            (folder / "unit.service").write_text(redact(self.unit_text), encoding="utf-8")
-            checks = [check.to_json() for check in self.checks]
-            (folder / "checks.json").write_text(
-                json.dumps(checks, indent=1, ensure_ascii=False, default=str), encoding="utf-8"
+            journal = (
+                {"time": str(entry.time), "source": entry.source, "pid": entry.pid, "message": entry.message}
+                for entry in entries
             )
+            checks = [check.to_json() for check in self.checks]
+            kept = {
+                "journal.jsonl": "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in journal),
+                "unit.service": "\n".join(map(masked_unit_line, self.unit_text.splitlines())) + "\n",
+                "checks.json": json.dumps(checks, indent=1, ensure_ascii=False, default=str),
+            }
+            for name, text in kept.items():
+                self._keep_file(folder / name, text)
+            self.evidence = folder
             self._note = f"{len(entries)} journal entries kept in {folder}"
+
+    def _run_entries(self) -> list[Entry]:
+        return [
+            replace(entry, message=redact(entry.message, *self._secrets))
+            for entry in self.control.entries(invocation=self._invocation or "current")
+        ]
+
+    def _keep_file(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise OpsError(
+                f"evidence could not be kept on this machine: {error}",
+                hint="make room, or set XDG_STATE_HOME",
+            ) from error
 
     def diagnose(self) -> None:
         """Explain the failed invocation from its journal."""
@@ -399,18 +457,19 @@ class Deployment:
 
         with self.phase("diagnose"):
             if self._entries is None:
-                self._entries = list(self.control.entries(invocation=self._invocation or "current"))
+                self._entries = self._run_entries()
             facts = ServiceFacts.of(self.target, patched=self._patched)
             self.diagnosis = diagnose(from_entries(self._entries), facts)
             self._note = self.diagnosis.headline()
             if self.evidence is not None:
                 text = json.dumps(self.diagnosis.to_json(), indent=1, ensure_ascii=False, default=str)
-                (self.evidence / "diagnosis.json").write_text(text, encoding="utf-8")
+                self._keep_file(self.evidence / "diagnosis.json", text)
 
     def rollback(self) -> None:
-        """Go back to the last release that passed, and see that it serves.
+        """Go back to the last release that passed and is still whole on the host, and see that it serves.
 
-        Without one, back to the unit file that ran before us, unvalidated; without that, the unit is stopped.
+        Without one, back to the unit file that ran before us, unvalidated; without that, the unit is stopped. What
+        was only to be validated is left as it runs where nothing is known to be wrong with it, or to be better.
 
         :raises RolledBack: it serves again.
         """
@@ -419,10 +478,15 @@ class Deployment:
             return
         unit = self.target.service.unit
         with self.phase("rollback"):
-            self._record(failed, Verdict.FAIL)
+            unsure = isinstance(self._failure, Inconclusive)
+            self._record(failed, Verdict.INCONCLUSIVE if unsure else Verdict.FAIL)
+            if failed.reason == "validate" and (unsure or isinstance(self._failure, UnreachableError)):
+                self.state_left = f"nothing was switched, and nothing is known to be wrong; {self.control.state().describe()}"
+                self._note = "there was nothing to judge by: left as it is"
+                return
             before = self._need(self.observed)
-            good = before.history.last_good()
-            if good is None and before.state.running and before.unit_text not in (None, self.unit_text):
+            passed = before.history.good()
+            if not passed and before.state.running and before.unit_text not in (None, self.unit_text):
                 self._put_back(before)
                 self.state_left = (
                     f"{unit} was started from the earlier unit file, and nobody has validated it"
@@ -431,10 +495,20 @@ class Deployment:
                     f"the deployment failed; the unit file that ran {unit} before is back",
                     hint=f"ddtree-ops logs {self.target.host.name} --follow",
                 )
-            if good is None:
+            good, kept = self._way_back(passed)
+            if good is None or kept is None:
+                why = (
+                    "no release that passed here is whole any more"
+                    if passed
+                    else "no earlier release of it ever passed here"
+                )
+                if failed.reason == "validate":
+                    self.state_left = f"nothing was switched: {why}; {self.control.state().describe()}"
+                    self._note = f"{why}: left as it is"
+                    return
                 self._stop_if_there()
-                self.state_left = f"{unit} is stopped: no earlier release of it ever passed here, there is nothing to go back to"
-                self._note = "no earlier release ever passed here: the unit was stopped"
+                self.state_left = f"{unit} is stopped: {why}, there is nothing to go back to"
+                self._note = f"{why}: the unit was stopped"
                 return
             if (good.release, good.unit_sha256) == (failed.release, failed.unit_sha256):
                 self.state_left = (
@@ -443,12 +517,13 @@ class Deployment:
                 )
                 self._note = "nothing to go back to: the same release and unit passed before"
                 return
-            unit_text, service = self._kept(good)
+            unit_text, service = kept
+            failed_run = self._invocation or "previous"
             self._switch(good.release, unit_text, good.plan, service, "rollback")
             self._note = f"back to {good.release[:12]}, which passed on {good.time}"
-        self._see_that_it_serves(good, service)
+        self._see_that_it_serves(good, service, failed_run)
 
-    def _see_that_it_serves(self, good: Activation, service: Service) -> None:
+    def _see_that_it_serves(self, good: Activation, service: Service, failed_run: str) -> None:
         back = Deployment(self.target.model_copy(update={"service": service}), self.session, self._report)
         back.activation, back._invocation = self.activation, self._invocation
         self.state_left = (
@@ -458,6 +533,7 @@ class Deployment:
         try:
             back.wait()
             back.smoke()
+            back.signatures()
         except OpsError:
             back._record(self._need(back.activation), Verdict.FAIL)
             raise
@@ -469,13 +545,14 @@ class Deployment:
             host=self.target.name,
             phase="rollback",
             state=self.state_left,
+            hint=f"see why: ddtree-ops logs {self.target.host.name} --invocation {failed_run}",
         )
 
     def _put_back(self, before: Observed) -> None:
         self._stop_if_there()
-        if before.release:
-            self.session.swap_link(self.layout.current, self.layout.link_target(before.release))
-        self.control.install(self.layout.unit_path, self._need(before.unit_text))
+        if self._link:
+            self.session.swap_link(self.layout.current, self._link)
+        self._install(self._need(before.unit_text))
         self.control.start()
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -513,7 +590,7 @@ class Deployment:
     def _observed(self, replies: Sequence[Reply]) -> Observed:
         own, releases, unit, history, show = replies
         links = {entry["name"]: entry["target"] for entry in own.values["entries"]}
-        current = links.get("current")
+        self._link = current = links.get("current")
         return Observed(
             release=current.rsplit("/", 1)[-1] if current else None,
             releases=frozenset(
@@ -531,13 +608,37 @@ class Deployment:
         self.session.write_file(f"{kept}.service", unit_text.encode(), mode=0o600)
         self.session.write_file(f"{kept}.json", service.model_dump_json().encode(), mode=0o600)
         self.activation = self._announce(release, unit_text, plan, reason)
+        self.changed = True
         self.state_left = f"{service.unit} is being switched to {release[:12]}"
         self.worth_explaining = True
         self._stop_if_there()
         self.session.swap_link(self.layout.current, self.layout.link_target(release))
-        self.control.install(self.layout.unit_path, unit_text)
+        self._install(unit_text)
         self._invocation = self.control.start().state.invocation_id or None
         self.state_left = f"{service.unit} was started from {release[:12]} and is not validated"
+
+    def _install(self, text: str) -> None:
+        """Write the unit file; one that holds secrets is for root alone."""
+        open_to_all = all(masked_unit_line(line) == line for line in text.splitlines())
+        self.control.install(self.layout.unit_path, text, mode=0o644 if open_to_all else 0o600)
+
+    def _lock(self) -> None:
+        if self._locked:
+            return
+        holder = self.session.acquire_lock(self.layout.lock, {"who": _who(), "origin": _origin()})
+        if holder is not None:
+            began = holder.get("since")
+            since = (
+                f" since {datetime.fromtimestamp(began, UTC):%Y-%m-%d %H:%M:%SZ}"
+                if isinstance(began, int | float)
+                else ""
+            )
+            raise LockHeld(
+                f"{holder.get('who', 'somebody')} on {holder.get('origin', 'another machine')} is deploying "
+                f"{self.target.service.unit}{since}",
+                hint="try again when it is done; the lock goes when that client's connection ends",
+            )
+        self._locked = True
 
     def _stop_if_there(self) -> None:
         if self.control.state().exists:
@@ -555,24 +656,71 @@ class Deployment:
         self.session.append_line(self.layout.history, activation_line(activation))
         return activation
 
-    def _kept(self, good: Activation) -> tuple[str, Service]:
+    def _way_back(
+        self, passed: Sequence[Activation]
+    ) -> tuple[Activation, tuple[str, Service]] | tuple[None, None]:
+        """The newest activation that passed and of which everything is still there; others are told and left out."""
+        for item in passed:
+            found = self._kept(item)
+            if not isinstance(found, str):
+                return item, found
+            self._emit(
+                EventKind.NOTE,
+                "rollback",
+                f"{item.release[:12]} of {item.time} cannot come back: {found}",
+            )
+        return None, None
+
+    def _kept(self, good: Activation) -> tuple[str, Service] | str:
+        """Unit file and service of an activation, or why they cannot be used."""
         kept = f"{self.layout.service_dir}/units/{good.unit_sha256}"
         text = self.session.read_file(f"{kept}.service")
         record = self.session.read_file(f"{kept}.json")
-        if text is None or record is None or text_sha256(text.decode()) != good.unit_sha256:
-            raise RemoteError(
-                f"the unit file of the last good activation {good.id} is gone or damaged",
-                hint=f"deploy a release that works: ddtree-ops deploy {self.target.host.name}",
+        if text is None or record is None or hashlib.sha256(text).hexdigest() != good.unit_sha256:
+            return "its unit file is gone or damaged"
+        try:
+            service = Service.model_validate_json(record)
+            release = self.layout.release(good.release)
+            manifest = self.session.read_file(f"{release}/manifest.json")
+            wanted = {
+                item["path"]: item["sha256"] for item in json.loads(manifest or b'{"files": []}')["files"]
+            }
+        except (ValueError, KeyError, TypeError) as error:
+            return f"its record cannot be read: {str(error).splitlines()[0]}"
+        there = {entry.path: entry.sha256 for entry in self.session.hash_tree(release) or ()}
+        damaged = [path for path, sha256 in wanted.items() if there.get(path) != sha256]
+        if not wanted or damaged:
+            return (
+                f"{_count(len(damaged), 'file')} of it are not as built, first {damaged[0]}"
+                if damaged
+                else f"{release} is gone"
             )
-        return text.decode(), Service.model_validate_json(record)
+        return text.decode(), service
+
+    def _keep(self, results: Sequence[CheckResult]) -> None:
+        """Add results to those of this run, without the values of secrets."""
+        for result in results:
+            evidence = tuple(
+                replace(item, text=redact(item.text, *self._secrets)) for item in result.evidence
+            )
+            self.checks.append(
+                replace(
+                    result,
+                    host=self.target.name,
+                    summary=redact(result.summary, *self._secrets),
+                    evidence=evidence,
+                )
+            )
 
     def _judge(self, results: Sequence[CheckResult]) -> None:
-        self.checks += results
+        self._keep(results)
         verdict = worst(result.verdict for result in results)
         telling = [result for result in results if result.verdict is verdict]
         if verdict is Verdict.PASS:
             self._note = "; ".join(result.summary for result in telling)
             return
+        if not telling:
+            raise Inconclusive("no check was run", hint="a playbook judges by smoke and signatures")
         kind = CheckFailed if verdict is Verdict.FAIL else Inconclusive
         raise kind(
             telling[0].summary,
@@ -581,7 +729,8 @@ class Deployment:
         )
 
     def _record(self, activation: Activation, verdict: Verdict) -> None:
-        line = verdict_line(activation.id, verdict, self._verdict_summary())
+        summary = redact(self._verdict_summary(), *self._secrets)
+        line = verdict_line(activation.id, verdict, summary, invocation=self._invocation or "")
         self.session.append_line(self.layout.history, line)
 
     def _verdict_summary(self) -> str:
@@ -592,7 +741,10 @@ class Deployment:
 
 
 def _who() -> str:
-    return os.environ.get("DDTREE_OPS_WHO") or getpass.getuser()
+    try:
+        return os.environ.get("DDTREE_OPS_WHO") or getpass.getuser()
+    except (KeyError, OSError):  # no name for this user id, as in many containers
+        return f"user {os.getuid()}"
 
 
 def _origin() -> str:

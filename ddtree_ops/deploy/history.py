@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +31,8 @@ class Activation:
     :param unit_sha256: digest of the unit file; its text is kept in ``units/<sha256>.service``.
     :param plan: digest of the plan that was applied.
     :param verdict: of the validation that followed; None while nobody has judged it.
-    :param reason: ``deploy`` or ``rollback``.
+    :param reason: ``deploy``, ``validate`` (nothing was switched) or ``rollback``.
+    :param invocation: the systemd run that the verdict is about; empty where it is not known.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Activation:
     reason: str = "deploy"
     verdict: Verdict | None = None
     summary: str = ""
+    invocation: str = ""
 
     @property
     def good(self) -> bool:
@@ -63,9 +65,13 @@ class History:
         """The most recent activation, judged or not."""
         return self.activations[-1] if self.activations else None
 
-    def last_good(self) -> Activation | None:
-        """The most recent activation whose validation passed."""
-        return next((item for item in reversed(self.activations) if item.good), None)
+    def good(self) -> tuple[Activation, ...]:
+        """Activations whose validation passed, newest first, each release and unit once."""
+        newest: dict[tuple[str, str], Activation] = {}
+        for item in reversed(self.activations):
+            if item.good:
+                newest.setdefault((item.release, item.unit_sha256), item)
+        return tuple(newest.values())
 
 
 def new_activation(
@@ -87,16 +93,22 @@ def new_activation(
 
 def activation_line(activation: Activation) -> str:
     """The line that announces an activation, without newline."""
-    fields = {key: value for key, value in asdict(activation).items() if key not in {"verdict", "summary"}}
+    fields = {name: getattr(activation, name) for name in _FIELDS}
     return _dump({"schema": _SCHEMA, "event": "activate", **fields})
 
 
-def verdict_line(activation_id: str, verdict: Verdict, summary: str) -> str:
+def verdict_line(activation_id: str, verdict: Verdict, summary: str, *, invocation: str = "") -> str:
     """The line that judges an activation, without newline."""
-    time = datetime.now(UTC).isoformat(timespec="seconds")
     return _dump(
-        {"schema": _SCHEMA, "event": "verdict", "id": activation_id, "time": time, "verdict": verdict.value}
-        | {"summary": summary}
+        {
+            "schema": _SCHEMA,
+            "event": "verdict",
+            "id": activation_id,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "verdict": verdict.value,
+            "summary": summary,
+            "invocation": invocation,
+        }
     )
 
 
@@ -121,7 +133,12 @@ def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
         found[fields["id"]] = Activation(**fields)
     elif record["event"] == "verdict":
         known = found[record["id"]]
-        found[known.id] = replace(known, verdict=Verdict(record["verdict"]), summary=str(record["summary"]))
+        found[known.id] = replace(
+            known,
+            verdict=Verdict(record["verdict"]),
+            summary=str(record["summary"]),
+            invocation=str(record.get("invocation", "")),
+        )
 
 
 def _dump(record: dict[str, Any]) -> str:

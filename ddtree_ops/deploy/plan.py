@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from ddtree_ops.deploy.history import History
+from ddtree_ops.secret import MASK, is_secret_name, redact
 from ddtree_ops.service.state import UnitState
 
-__all__ = ["Change", "ChangeKind", "Observed", "Plan", "Wish", "make_plan", "text_sha256"]
+__all__ = ["Change", "ChangeKind", "Observed", "Plan", "Wish", "make_plan", "masked_unit_line", "text_sha256"]
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 
 
 class ChangeKind(StrEnum):
@@ -58,6 +62,7 @@ class Observed:
     :param release: digest that ``current`` points to; None where nothing was ever activated.
     :param releases: digests published on the host.
     :param unit_text: the unit file; None where there is none.
+    :param repaired: files of the wished release that were not as built and were put right, one problem an entry.
     """
 
     release: str | None
@@ -65,6 +70,7 @@ class Observed:
     unit_text: str | None
     state: UnitState
     history: History = field(default_factory=History)
+    repaired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,12 +132,18 @@ def text_sha256(text: str) -> str:
 def make_plan(wish: Wish, observed: Observed) -> Plan:
     """Compare wish and host.
 
-    A restart follows from a new release, a changed unit file, or a unit that is not running. A host that
-    already runs the wish but whose last activation was never judged good is validated again, not restarted.
+    A restart follows from a new or repaired release, a changed unit file, or a unit that is not running. A host
+    that already runs the wish, but in a run that nobody saw pass, is validated again, not restarted.
     """
     changes: list[Change] = []
     if wish.release not in observed.releases:
         changes.append(Change(ChangeKind.RELEASE, f"publish release {wish.release[:12]} ({wish.runtime})"))
+    elif observed.repaired:
+        changes.append(
+            Change(
+                ChangeKind.RELEASE, f"repair release {wish.release[:12]}: {'; '.join(observed.repaired[:3])}"
+            )
+        )
     if observed.unit_text != wish.unit_text:
         verb = "write" if observed.unit_text is None else "replace"
         diff = _unit_diff(observed.unit_text or "", wish.unit_text, wish.unit)
@@ -148,7 +160,7 @@ def make_plan(wish: Wish, observed: Observed) -> Plan:
         changes.append(
             Change(
                 ChangeKind.VALIDATE,
-                "validate again: what runs is as wished, but nobody saw its validation pass",
+                "validate again: what runs is as wished, but nobody saw this run of it pass",
             )
         )
     return Plan(wish, tuple(changes))
@@ -158,8 +170,12 @@ def _restart_reasons(wish: Wish, observed: Observed) -> list[str]:
     reasons = []
     if observed.release != wish.release:
         reasons.append("the release changes")
+    elif observed.repaired:
+        reasons.append("the files it was started from were not as built")
     if observed.unit_text != wish.unit_text:
         reasons.append("the unit file changes")
+    elif observed.state.need_daemon_reload:
+        reasons.append("systemd runs it from an older unit file")
     return reasons
 
 
@@ -170,12 +186,23 @@ def _judged_good(wish: Wish, observed: Observed) -> bool:
         and latest.good
         and latest.release == wish.release
         and latest.unit_sha256 == text_sha256(wish.unit_text)
+        and latest.invocation == observed.state.invocation_id
     )
 
 
 def _unit_diff(before: str, after: str, unit: str) -> tuple[str, ...]:
     return tuple(
-        difflib.unified_diff(
+        masked_unit_line(line)
+        for line in difflib.unified_diff(
             before.splitlines(), after.splitlines(), f"{unit} (host)", f"{unit} (wished)", lineterm="", n=1
         )
     )
+
+
+def masked_unit_line(line: str) -> str:
+    """A line of a unit file or of its diff, without the rest that follows a variable with a secret-looking name."""
+    if "Environment=" in line:
+        for match in _ASSIGNMENT.finditer(line, line.index("Environment=") + len("Environment=")):
+            if is_secret_name(match[1]):
+                return line[: match.end()] + MASK
+    return redact(line)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree_ops.errors import RemoteError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.service.control import PortOwner
@@ -42,7 +43,7 @@ def weights(path):
             shards = sorted(set(json.load(file)["weight_map"].values()))
     except FileNotFoundError:
         shards = sorted(os.path.basename(name) for name in glob.glob(os.path.join(glob.escape(path), "*.safetensors")))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         return {"config": True, "shards": 0, "missing": [], "error": "model.safetensors.index.json: %s" % error}
     missing = [name for name in shards if not size(os.path.join(path, name))]
     return {"config": True, "shards": len(shards), "missing": missing}
@@ -95,9 +96,19 @@ def probe_argv(target: Target) -> list[str]:
     return [target.host.ssh.python, "-I", "-c", PROBE, json.dumps(want)]
 
 
-def parse_facts(stdout: bytes) -> Facts:
-    """:raises ValueError: when the output is not the probe's."""
-    raw = json.loads(stdout)
+def parse_facts(stdout: bytes, stderr: bytes = b"") -> Facts:
+    """Facts from the probe's output.
+
+    :raises RemoteError: the output is not the probe's; ``stderr`` says why.
+    """
+    try:
+        raw = json.loads(stdout)
+    except ValueError:
+        raise RemoteError(
+            "the preflight probe gave no answer",
+            hint="does ssh.python of the inventory name a working Python >= 3.8?",
+            details=tuple(stderr.decode("utf-8", "replace").splitlines()[-5:]),
+        ) from None
     version = re.search(r"systemd (\d+)", raw["systemd"][1]) if raw["systemd"][0] == 0 else None
     gpus: tuple[tuple[str, str], ...] | None = None
     gpu_error = ""
@@ -122,10 +133,13 @@ def parse_facts(stdout: bytes) -> Facts:
     )
 
 
-def judge(target: Target, facts: Facts, owners: Sequence[PortOwner]) -> list[CheckResult]:
+def judge(
+    target: Target, facts: Facts, owners: Sequence[PortOwner], *, drop_ins: Sequence[str] = ()
+) -> list[CheckResult]:
     """One result a fact; pure.
 
     :param owners: who listens on the service's port, where it would be in the way.
+    :param drop_ins: files besides the unit file from which systemd takes settings of the unit.
     """
     service = target.service
     gib = facts.free_bytes / 2**30
@@ -172,6 +186,15 @@ def judge(target: Target, facts: Facts, owners: Sequence[PortOwner]) -> list[Che
     )
     if target.host.gpu is not None:
         results.append(_gpus(target, facts))
+    if drop_ins:
+        results.append(
+            CheckResult(
+                "preflight.drop-ins",
+                Verdict.INCONCLUSIVE,
+                f"settings of {service.unit} also come from {', '.join(drop_ins)}, which the plan does not show",
+                hint="put them into the inventory and remove the file",
+            )
+        )
     return results
 
 

@@ -15,7 +15,7 @@ from ddtree_ops.results import CheckResult, Evidence, Verdict
 
 _SENTENCE = re.compile(r"(?<=[\w)\]'\"])\.\s+(?=[A-Z])")
 
-__all__ = ["DiagnosisReport", "Searched", "diagnose", "scan"]
+__all__ = ["DiagnosisReport", "Searched", "diagnose"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Searched:
     def __str__(self) -> str:
         span = f" from {self.begin} to {self.end}" if self.begin else ""
         lost = f", {self.suppressed} lines suppressed by journald" if self.suppressed else ""
-        return f"{self.lines} lines{span}{lost}"
+        return f"{self.lines} line{'' if self.lines == 1 else 's'}{span}{lost}"
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,3 @@ def diagnose(
         stopped=found.stopped,
         ready=found.ready,
     )
-
-
-def scan(lines: Iterable[LogLine], facts: ServiceFacts | None = None, *, host: str = "") -> CheckResult:
-    """The ``signatures`` check of one invocation's journal: :func:`diagnose` as a check result."""
-    return diagnose(lines, facts).as_check(host=host)

@@ -24,7 +24,6 @@ __all__ = [
     "Frame",
     "Phase",
     "PhaseKind",
-    "PrefillFigures",
     "Prefix",
     "ServerArgs",
     "TextLine",
@@ -32,7 +31,6 @@ __all__ = [
     "parse_decode",
     "parse_events",
     "parse_phase",
-    "parse_prefill",
     "parse_prefix",
     "parse_server_args",
 ]
@@ -220,23 +218,6 @@ class DecodeFigures:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillFigures:
-    """A ``Prefill batch`` line; throughput in tokens a second. What the line does not print is None."""
-
-    sequences: int | None
-    new_tokens: int | None = None
-    cached_tokens: int | None = None
-    token_usage: float | None = None
-    running: int | None = None
-    queued: int | None = None
-    cuda_graph: bool | None = None
-    input_throughput: float | None = None
-    time: str = ""
-    rank: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)
-
-
 def _figures(text: str, head: str) -> tuple[Prefix, dict[str, str]] | None:
     if head not in text:
         return None
@@ -288,27 +269,6 @@ def parse_decode(text: str) -> DecodeFigures | None:
         cuda_graph=_flag(fields, "cuda graph"),
         gen_throughput=_number(fields, "gen throughput (token/s)"),
         queued=_count(fields, "#queue-req"),
-        time=prefix.time,
-        rank=prefix.rank,
-        fields=fields,
-    )
-
-
-def parse_prefill(text: str) -> PrefillFigures | None:
-    """The figures of a ``Prefill batch`` line, or None for any other line."""
-    found = _figures(text, "Prefill batch")
-    if found is None:
-        return None
-    prefix, fields = found
-    return PrefillFigures(
-        sequences=_count(fields, "#new-seq"),
-        new_tokens=_count(fields, "#new-token"),
-        cached_tokens=_count(fields, "#cached-token"),
-        token_usage=_number(fields, "token usage", "full token usage"),
-        running=_count(fields, "#running-req"),
-        queued=_count(fields, "#queue-req"),
-        cuda_graph=_flag(fields, "cuda graph"),
-        input_throughput=_number(fields, "input throughput (token/s)"),
         time=prefix.time,
         rank=prefix.rank,
         fields=fields,

@@ -25,6 +25,7 @@ __all__ = [
     "fill",
     "graph_size_readings",
     "meanings",
+    "tail",
     "template_fields",
 ]
 
@@ -48,13 +49,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Solution:
-    """What the numbers of a match mean: values for the templates of the signature.
-
-    :param certain: False where it rests on numbers alone, without the service's settings.
-    """
+    """What the numbers of a match mean: values for the templates of the signature."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    certain: bool = True
 
 
 Solver = Callable[[Mapping[str, str], ServiceFacts, Sequence[Frame]], Solution | None]
@@ -64,10 +61,12 @@ Solver = Callable[[Mapping[str, str], ServiceFacts, Sequence[Frame]], Solution |
 def graph_size_readings(a: int, b: int, block_size: int | None, budget: int | None) -> list[Reading]:
     """All ``(bs, block_size, budget)`` with ``a = bs * block_size`` and ``b = bs * (budget + 1)``.
 
-    A known setting binds, an unknown one is free within plausible bounds. A tree must be larger than the block it
-    was sized for (else nothing overflows), so ``budget + 1 > block_size``. At most one reading if both are known.
+    A known setting binds, an unknown one is free within plausible bounds. A tree smaller than the block fails the same
+    way (the copy wants equal sizes), but only known settings tell it from other mismatches: else
+    ``budget + 1 > block_size``. At most one reading if both are known.
     """
-    if a <= 0 or b <= a:
+    known = block_size is not None and budget is not None
+    if min(a, b) <= 0 or a == b or (b < a and not known):
         return []
     common = gcd(a, b)
     readings = []
@@ -100,10 +99,11 @@ def _at(frames: Sequence[Frame]) -> str:
     frame = next(
         (frame for frame in reversed(frames) if "/sglang/" in frame.file), frames[-1] if frames else None
     )
-    return f"{_tail(frame.file)}:{frame.line} ({frame.function})" if frame else ""
+    return f"{tail(frame.file)}:{frame.line} ({frame.function})" if frame else ""
 
 
-def _tail(path: str) -> str:
+def tail(path: str) -> str:
+    """A file's path below ``sglang/``, or its name."""
     return path.rpartition("/sglang/")[2] if "/sglang/" in path else path.rpartition("/")[2]
 
 
@@ -141,7 +141,7 @@ def _graph_size(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence
     else:
         patch = "the deployed runner lacks patch 0001"
         remedy = f"deploy the patched runtime: ddtree-ops deploy {host}"
-    return Solution({"reading": text, "patch": patch, "fix": remedy, "bs": str(readings[0].bs)}, known)
+    return Solution({"reading": text, "patch": patch, "fix": remedy, "bs": str(readings[0].bs)})
 
 
 def _context_overflow(
@@ -157,7 +157,7 @@ def _context_overflow(
         limit = f"{a} looks like the context length (not known here)"
     else:
         limit = f"{a} = the context length {context}" + (f" + {a - context}" if a != context else "")
-    return Solution({"over": str(b - a), "limit": limit}, context is not None)
+    return Solution({"over": str(b - a), "limit": limit})
 
 
 def _hidden_width(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:

@@ -32,6 +32,7 @@ _LIMITS = {"context_length": "context_len", "max_running_requests": "max_running
 class ServiceFacts:
     """Settings that explanations name. None is "not known".
 
+    :param algorithm: as sglang writes it; ``none`` without speculation.
     :param block_size: tokens the drafter proposes a step, root included.
     :param budget: tree nodes, root not included: the verify pass sends ``budget + 1`` tokens a request.
     :param tensor_parallel: number of ranks.
@@ -81,7 +82,7 @@ class ServiceFacts:
         return cls(
             unit=service.unit,
             host=host.name or None,
-            algorithm=speculative.algorithm if speculative else None,
+            algorithm=speculative.algorithm if speculative else "none",
             block_size=speculative.block_size if speculative else None,
             budget=speculative.budget if speculative else None,
             topk_cap=speculative.topk_cap if speculative else None,
@@ -126,6 +127,8 @@ class ServiceFacts:
                     continue
                 found[name] = value
                 break
+        if "speculative_algorithm" in values and values["speculative_algorithm"] is None:
+            found["algorithm"] = "none"
         return self.learn(found)
 
     def learn_limits(self, values: Mapping[str, str]) -> ServiceFacts:

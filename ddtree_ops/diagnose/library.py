@@ -139,7 +139,6 @@ class Match:
     signature: Signature
     explanation: str
     remedy: str
-    certain: bool = True
 
 
 class _Compiled:
@@ -176,9 +175,7 @@ class _Compiled:
         if solution is None:
             return None
         values = {name: getattr(facts, name) for name in _FACTS} | groups | dict(solution.values)
-        return Match(
-            signature, fill(signature.explanation, values), fill(signature.remedy, values), solution.certain
-        )
+        return Match(signature, fill(signature.explanation, values), fill(signature.remedy, values))
 
 
 class Library:

@@ -26,7 +26,7 @@ from ddtree_ops.diagnose.events import (
     parse_events,
     parse_phase,
 )
-from ddtree_ops.diagnose.explain import explain_sizes
+from ddtree_ops.diagnose.explain import explain_sizes, tail
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.library import Library, Match, Severity, Where
 from ddtree_ops.diagnose.lines import LogLine, Source
@@ -99,10 +99,7 @@ class DecodeSummary:
     """
 
     lines: int = 0
-    last: DecodeFigures | None = None
     accept_len: float | None = None
-    accept_len_min: float | None = None
-    accept_len_max: float | None = None
     cuda_graph: bool | None = None
 
 
@@ -235,6 +232,8 @@ _QUIET = frozenset(
         "GeneratorExit",
     }
 )
+_REQUEST = re.compile(r"\[[^\]]{19,80}\] (?:Receive|Finish): obj=")
+"""``--log-requests``: what users wrote is no evidence."""
 _SUPPRESSED = re.compile(r"Suppressed (\d{1,9}) messages from")
 _STOPPING = re.compile(r"Stopping \S")
 _ALIVE = re.compile(r"(?:Prefill batch|Decode batch)|HTTP/1\.[01]\" 2\d\d")
@@ -253,7 +252,8 @@ class _Reducer:
         self.suppressed = 0
         self.decode_lines = 0
         self.last_decode: DecodeFigures | None = None
-        self.accept: list[float] = [0.0, 0.0, float("inf"), 0.0]
+        self.accepted = 0.0
+        self.accept_lines = 0
 
     def add(
         self,
@@ -337,9 +337,8 @@ class _Reducer:
             self.decode_lines += 1
             self.last_decode = figures
             if figures.accept_len is not None:
-                total, count, low, high = self.accept
-                value = figures.accept_len
-                self.accept = [total + value, count + 1, min(low, value), max(high, value)]
+                self.accepted += figures.accept_len
+                self.accept_lines += 1
         if self.doubtful and _ALIVE.search(event.body):
             for item in self.doubtful:
                 if item.life == self.life and item.number < event.line.number:
@@ -429,8 +428,9 @@ class _Reducer:
             return
         frame = _sglang_frame(block.frames)
         name = block.type or "a traceback that is cut off before its exception"
-        where = f" in {frame.function} ({frame.file}:{frame.line})" if frame else ""
-        text = f"{_clip((block.text or name).partition(chr(10))[0], 300)}{where}: no signature explains it. "
+        where = f", raised in {frame.function} ({tail(frame.file)}:{frame.line})" if frame else ""
+        said = _clip((block.text or name).partition(chr(10))[0], 300).rstrip(". ")
+        text = f"{said}{where}: no signature explains it. "
         text += explain_sizes(block.text, self.facts)
         if "CUDA error" in block.message:
             text += " CUDA reports errors late: the frame may be after the faulty call."
@@ -457,15 +457,10 @@ class _Reducer:
             self.doubtful.append(_Doubtful(group, number, self.life))
 
     def decode(self) -> DecodeSummary:
-        total, count, low, high = self.accept
-        last = self.last_decode
         return DecodeSummary(
             lines=self.decode_lines,
-            last=last,
-            accept_len=round(total / count, 3) if count else None,
-            accept_len_min=low if count else None,
-            accept_len_max=high if count else None,
-            cuda_graph=last.cuda_graph if last else None,
+            accept_len=round(self.accepted / self.accept_lines, 3) if self.accept_lines else None,
+            cuda_graph=self.last_decode.cuda_graph if self.last_decode else None,
         )
 
     def finish(self) -> tuple[list[Diagnosis], list[Diagnosis]]:
@@ -547,7 +542,8 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
                 when = line.text[1:20]
             if when:
                 begin, end = begin or when, when
-            yield line
+            if not _REQUEST.match(line.text):
+                yield line
 
     for event in parse_events(counted()):
         if isinstance(event, TextLine):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,8 +14,10 @@ from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook.models import Playbook, Step
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import Event, EventKind, Reporter
+from ddtree_ops.secret import redact
+from ddtree_ops.service.unit import render_unit
 
-__all__ = ["Connector", "exit_code", "run_playbook"]
+__all__ = ["Connector", "exit_code", "run_playbook", "worst_code"]
 
 Connector = Callable[[Target], Session]
 """Opens the session of a target's host; raises UnreachableError."""
@@ -22,6 +25,7 @@ Connector = Callable[[Target], Session]
 _PARALLEL = 16
 _WORST_FIRST = (
     ExitCode.ERROR,
+    ExitCode.USAGE,
     ExitCode.CONFIG,
     ExitCode.UNREACHABLE,
     ExitCode.LOCK_HELD,
@@ -37,24 +41,31 @@ def run_playbook(
 ) -> list[Result]:
     """One result a target, in the order of ``targets``. A failing host does not stop the others.
 
-    One session a host: services of the same host take turns. Ctrl-C closes the sessions, after saying what state
-    the host under way was left in.
+    One session a host: services of the same host take turns. Ctrl-C closes the sessions and says what state each
+    host under way was left in.
+
+    :raises ConfigError: a unit that cannot be written, before any host is changed.
     """
+    for target in targets:
+        render_unit(target)
     hosts: dict[str, list[Target]] = {}
     for target in targets:
         hosts.setdefault(target.host.name, []).append(target)
     sessions: list[Session] = []
     guard = threading.Lock()
+    interrupted = threading.Event()
 
     def one_host(group: list[Target]) -> list[Result]:
         try:
             session = connect(group[0])
         except OpsError as error:
             return [_unreachable(target, error, report) for target in group]
-        with guard:
-            sessions.append(session)
         with session:
-            return [_run_one(playbook, target, session, report) for target in group]
+            with guard:
+                sessions.append(session)
+                if interrupted.is_set():
+                    session.close()
+            return [_run_one(playbook, target, session, report, interrupted) for target in group]
 
     if len(hosts) == 1:
         return one_host(list(targets))
@@ -66,6 +77,7 @@ def run_playbook(
             for future in futures.values():
                 future.cancel()
             with guard:
+                interrupted.set()
                 for session in sessions:
                     session.close()
             raise
@@ -73,12 +85,17 @@ def run_playbook(
 
 
 def exit_code(results: Sequence[Result]) -> ExitCode:
-    """One exit code for all: the worst, in the order error, configuration, unreachable, lock, time-out, check,
-    rolled back, inconclusive. No result at all is inconclusive."""
-    if not results:
-        return ExitCode.INCONCLUSIVE
-    codes = {result.error.exit_code for result in results if result.error is not None}
-    return next((code for code in _WORST_FIRST if code in codes), ExitCode.OK)
+    """One exit code for all results: see :func:`worst_code`."""
+    return worst_code(result.error.exit_code if result.error else ExitCode.OK for result in results)
+
+
+def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
+    """The worst, in the order error, usage, configuration, unreachable, lock, time-out, check, rolled back,
+    inconclusive. No code at all is inconclusive."""
+    found = set(codes)
+    if found <= {ExitCode.OK}:
+        return ExitCode.OK if found else ExitCode.INCONCLUSIVE
+    return next((code for code in _WORST_FIRST if code in found), ExitCode.ERROR)
 
 
 def _unreachable(target: Target, error: OpsError, report: Reporter) -> Result:
@@ -87,13 +104,21 @@ def _unreachable(target: Target, error: OpsError, report: Reporter) -> Result:
     return Result(target.name, target.service.name, Outcome.FAILED, error=error)
 
 
-def _run_one(playbook: Playbook, target: Target, session: Session, report: Reporter) -> Result:
+def _run_one(
+    playbook: Playbook, target: Target, session: Session, report: Reporter, interrupted: threading.Event
+) -> Result:
     deployment = Deployment(target, session, report)
-    try:
-        failure = _run_steps(deployment, playbook)
-    except KeyboardInterrupt:
+
+    def say_interrupted() -> None:
         report(Event(EventKind.FAIL, target.name, "interrupted", deployment.state_left, elapsed_s=0.0))
+
+    try:
+        failure = _run_steps(deployment, playbook, interrupted)
+    except KeyboardInterrupt:
+        say_interrupted()
         raise
+    if interrupted.is_set():
+        say_interrupted()
     return Result(
         target.name,
         target.service.name,
@@ -107,13 +132,16 @@ def _run_one(playbook: Playbook, target: Target, session: Session, report: Repor
     )
 
 
-def _run_steps(deployment: Deployment, playbook: Playbook) -> OpsError | None:
+def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threading.Event) -> OpsError | None:
     try:
         for step in playbook.steps:
             _perform(deployment, step)
+    except OpsError as error:
+        return error if interrupted.is_set() else _after_failure(deployment, playbook, error)
+    try:
         deployment.accept()
     except OpsError as error:
-        return _after_failure(deployment, playbook, error)
+        return error
     return None
 
 
@@ -135,8 +163,22 @@ def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) 
 
 
 def _perform(deployment: Deployment, step: Step) -> None:
+    """Do one step. A defect of ours becomes an error too: what failed after a switch has to be rolled back."""
     arguments: dict[str, Any] = step.arguments
-    getattr(deployment, step.kind)(**arguments)
+    try:
+        getattr(deployment, step.kind)(**arguments)
+    except OpsError:
+        raise
+    except Exception as error:
+        where = traceback.format_exception(error)
+        raise OpsError(
+            redact(f"internal error: {type(error).__name__}: {error}"),
+            host=deployment.target.name,
+            phase=step.kind,
+            state=deployment.state_left,
+            hint="this is a defect of ddtree-ops: please report it with these lines",
+            details=tuple(redact("".join(where)).splitlines()[-12:]),
+        ) from error
 
 
 def _outcome(deployment: Deployment, error: OpsError | None) -> Outcome:
@@ -144,6 +186,7 @@ def _outcome(deployment: Deployment, error: OpsError | None) -> Outcome:
         return Outcome.ROLLED_BACK
     if error is not None:
         return Outcome.FAILED
-    if deployment.plan is None:
-        return Outcome.PASSED
-    return Outcome.UNCHANGED if deployment.plan.empty else Outcome.DEPLOYED
+    if deployment.activation is not None and deployment.activation.reason != "validate":
+        return Outcome.DEPLOYED
+    unchanged = deployment.plan is not None and deployment.plan.empty
+    return Outcome.UNCHANGED if unchanged else Outcome.PASSED

@@ -1,7 +1,7 @@
 """Progress events as a live display on a terminal and as plain lines elsewhere.
 
-Off a terminal a phase that keeps talking yields at most one line every :data:`LINE_EVERY_S` seconds, and the
-waiting step itself sends an event at least every 30 s, so that a CI log is neither silent nor flooded.
+Off a terminal a phase that keeps talking yields at most one line every :data:`LINE_EVERY_S` seconds, and one that
+says nothing is named at least every :data:`SILENCE_S` seconds, so that a CI log is neither flooded nor silent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rich.text import Text
 
 from ddtree_ops.results import Event, EventKind
 
-__all__ = ["LINE_EVERY_S", "LineProgress", "LiveProgress", "duration", "progress_for"]
+__all__ = ["LINE_EVERY_S", "SILENCE_S", "LineProgress", "LiveProgress", "duration", "progress_for"]
 
 LINE_EVERY_S = 5.0
+SILENCE_S = 25.0
 
 _MARKS = {EventKind.DONE: ("✓", "green"), EventKind.FAIL: ("✗", "bold red"), EventKind.NOTE: ("·", "dim")}
 
@@ -49,12 +50,21 @@ class LineProgress:
         self._clock = clock
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str], float] = {}
+        self._running: dict[tuple[str, str], tuple[float, Event]] = {}
+        self._over = threading.Event()
 
     def __call__(self, event: Event) -> None:
         """Print the event, unless the same phase has just printed a progress line."""
         with self._lock:
             key = (event.host, event.phase)
             now = self._clock()
+            if event.kind is EventKind.START:
+                self._running[key] = (now, event)
+            elif event.kind is EventKind.PROGRESS:
+                if key in self._running:
+                    self._running[key] = (self._running[key][0], event)
+            elif event.kind is not EventKind.NOTE:
+                self._running.pop(key, None)
             if event.kind is EventKind.PROGRESS and now - self._last.get(key, -LINE_EVERY_S) < LINE_EVERY_S:
                 return
             self._last[key] = now
@@ -66,16 +76,33 @@ class LineProgress:
                 EventKind.NOTE: "note",
             }
             state = word.get(event.kind, "...")
-            line = f"{datetime.now(UTC):%H:%M:%SZ} {event.host} {event.phase}: {state} {event.message}{took}"
-            self._console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            self._print(event, state, took)
+
+    def beat(self) -> None:
+        """Name the phases that have said nothing for :data:`SILENCE_S` seconds."""
+        with self._lock:
+            now = self._clock()
+            for key, (since, event) in self._running.items():
+                if now - self._last[key] >= SILENCE_S:
+                    self._last[key] = now
+                    self._print(event, "still", f" ({duration(now - since)} so far)")
+
+    def _print(self, event: Event, state: str, tail: str) -> None:
+        line = f"{datetime.now(UTC):%H:%M:%SZ} {event.host} {event.phase}: {state} {event.message}".rstrip()
+        self._console.print(line + tail, markup=False, highlight=False, soft_wrap=True)
+
+    def _beat(self) -> None:
+        while not self._over.wait(LINE_EVERY_S):
+            self.beat()
 
     def __enter__(self) -> Self:
+        threading.Thread(target=self._beat, name="progress", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Nothing to put back."""
+        self._over.set()
 
 
 class LiveProgress:

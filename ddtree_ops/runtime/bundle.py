@@ -1,20 +1,22 @@
 """Bundles: a built runtime, named by the digest of its content.
 
-Kept as ``cache_dir()/bundles/DIGEST/tree`` with ``manifest.json`` beside it. A digest covers path, mode, size and
-sha256 of every file and nothing else: no time, user, order or origin. ``bundles/index/KEY`` remembers which digest
-came of which input, so that a second build with the same input only reads the manifest.
+Kept as ``cache_dir()/bundles/DIGEST/tree`` with ``manifest.json`` beside it. Digest and manifest cover path, mode, size
+and sha256 of every file and nothing else: no time, user, order or origin, so that a release has one manifest whoever
+built it. ``bundles/index/KEY`` remembers which digest came of which input, so that a second build with the same input
+only reads the manifest; base and patches stand there and, in a vendored tree, in ``origin.json``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +25,25 @@ from ddtree_ops.paths import cache_dir
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.runtime.description import Description, PatchFile, load_description
 from ddtree_ops.runtime.series import Content, apply_series
-from ddtree_ops.runtime.tree import DirectoryTree, Tree, WheelTree, is_wheel, open_tree
-from ddtree_ops.runtime.wheel import fetch_wheel, sha256_of
+from ddtree_ops.runtime.tree import (
+    DirectoryTree,
+    Tree,
+    WheelTree,
+    explained,
+    is_wheel,
+    open_tree,
+    plain_path,
+)
+from ddtree_ops.runtime.wheel import fetch_wheel, sha256_of, sweep
 
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import RuntimeSpec
 
-__all__ = ["MANIFEST", "Bundle", "Progress", "build", "digest_of", "open_bundle"]
+__all__ = ["MANIFEST", "ORIGIN", "Bundle", "Progress", "build", "digest_of", "open_bundle"]
 
 MANIFEST = "manifest.json"
-_SCHEMA = 1
+ORIGIN = "origin.json"
+_SCHEMA = 2
 
 Progress = Callable[[str], None]
 """Called with one line for a person at each stage that takes time."""
@@ -45,19 +56,28 @@ class Bundle:
     :param digest: 64 hex digits; names the content.
     :param root: directory whose children are the tree (``sglang/``, ``sglang-0.5.11.dist-info/``).
     :param files: sorted by path; modes are 0o644 or 0o755.
-    :param manifest: canonical JSON, as published beside the tree on a host.
-    :param name: of the runtime.
-    :param base: what the patches were put on, for a person.
-    :param patches: names of the patches in it, in order.
+    :param manifest: canonical JSON of digest and files, as published beside the tree on a host.
+    :param name: of the runtime; empty where only the files are known.
+    :param origin: ``base`` (with a ``label`` for a person) and ``patches`` (name and sha256, in order); empty where only
+        the files are known.
     """
 
     digest: str
     root: Path
     files: tuple[FileEntry, ...]
     manifest: bytes
-    name: str
-    base: str
-    patches: tuple[str, ...]
+    name: str = ""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        """What the patches were put on, for a person; empty where it is not known."""
+        return str(self.origin["base"]["label"]) if self.origin else ""
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """Names of the patches that were asked for, in order; empty where they are not known."""
+        return tuple(patch["name"] for patch in self.origin.get("patches", ()))
 
     @property
     def size(self) -> int:
@@ -66,13 +86,12 @@ class Bundle:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable form, without the list of files."""
-        recorded = json.loads(self.manifest)
         return {
             "digest": self.digest,
             "name": self.name,
             "root": str(self.root),
-            "base": recorded["base"],
-            "patches": recorded["patches"],
+            "base": self.origin.get("base"),
+            "patches": self.origin.get("patches"),
             "files": len(self.files),
             "bytes": self.size,
         }
@@ -95,6 +114,13 @@ def build(spec: RuntimeSpec, *, progress: Progress | None = None) -> Bundle:
     :raises BuildError: the wheel cannot be had, its hash differs, or the base holds no sglang.
     :raises PatchError: a patch does not fit: patch, file and line. Nothing is kept.
     """
+    with explained(
+        "nothing was built", "the base must be readable, and the cache directory writable and not full"
+    ):
+        return _build(spec, progress)
+
+
+def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:
     description = load_description(spec.description)
     patches = description.select(spec.patches)
     name = spec.name or description.name
@@ -109,10 +135,14 @@ def build(spec: RuntimeSpec, *, progress: Progress | None = None) -> Bundle:
         if progress:
             fresh = sum(not one.already for one in applied)
             progress(f"building from {tree.label} with {fresh} patch{'' if fresh == 1 else 'es'}")
-        bundle = _store(tree, changes, name, base.facts(tree), patches)
+        bundle = _store(tree, changes)
+        origin = {
+            "base": base.facts(tree),
+            "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+        }
     if _key(_base_of(spec, description, None).identity, patches) == key:
-        _write(_bundles() / "index" / key, bundle.digest.encode())
-    return replace(bundle, name=name)
+        _write(_bundles() / "index" / key, _canonical({"digest": bundle.digest, "origin": origin}))
+    return replace(bundle, name=name, origin=origin)
 
 
 def open_bundle(path: str | Path) -> Bundle:
@@ -123,13 +153,23 @@ def open_bundle(path: str | Path) -> Bundle:
 
     :raises BuildError: no manifest, or one that does not agree with its own digest.
     """
-    bundle = _read(Path(path).expanduser())
-    if bundle.digest != digest_of(bundle.files):
-        raise BuildError(
-            f"{Path(path) / MANIFEST} is damaged: the digest does not belong to the list of files",
-            hint="remove the directory and build again",
-        )
-    return bundle
+    folder = Path(path).expanduser()
+    bundle = _read(folder)
+    try:
+        if bundle.digest != digest_of(bundle.files):
+            raise ValueError("the digest does not belong to the list of files")
+        odd = next((entry.path for entry in bundle.files if not plain_path(entry.path)), None)
+        if odd is not None:
+            raise ValueError(f"{odd!r} is not a path inside a tree")
+    except (ValueError, TypeError) as error:
+        raise _damaged(folder, error) from error
+    try:
+        recorded = json.loads((folder / ORIGIN).read_bytes())
+        origin = {"base": recorded["base"], "patches": recorded["patches"]}
+        known = replace(bundle, name=str(recorded["name"]), origin=origin)
+        return known if isinstance(known.base, str) and known.patches is not None else bundle
+    except (OSError, ValueError, KeyError, TypeError):
+        return bundle
 
 
 def _read(folder: Path) -> Bundle:
@@ -146,14 +186,14 @@ def _read(folder: Path) -> Bundle:
         files = tuple(
             FileEntry(item["path"], item["mode"], item["size"], item["sha256"]) for item in recorded["files"]
         )
-        digest = recorded["digest"]
-        patches = tuple(patch["name"] for patch in recorded["patches"])
         root = folder / "tree" if (folder / "tree").is_dir() else folder
-        return Bundle(digest, root, files, manifest, recorded["name"], recorded["base"]["label"], patches)
+        return Bundle(recorded["digest"], root, files, manifest)
     except (ValueError, KeyError, TypeError) as error:
-        raise BuildError(
-            f"{folder / MANIFEST} is damaged: {error}", hint="remove the directory and build again"
-        ) from error
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> BuildError:
+    return BuildError(f"{folder / MANIFEST} is damaged: {error}", hint="remove the directory and build again")
 
 
 def digest_of(files: Sequence[FileEntry]) -> str:
@@ -222,54 +262,57 @@ def _base_of(spec: RuntimeSpec, description: Description, progress: Progress | N
 def _lookup(key: str) -> Bundle | None:
     """The bundle of a known input; None where there is none, or where its files are not all in the cache."""
     try:
-        digest = (_bundles() / "index" / key).read_text(encoding="ascii")
+        known = json.loads((_bundles() / "index" / key).read_bytes())
+        digest, origin = known["digest"], known["origin"]
         bundle = _read(_bundles() / digest)
         sizes = DirectoryTree(bundle.root).sizes()
-    except (OSError, UnicodeError, BuildError):
+    except (OSError, ValueError, KeyError, TypeError, BuildError):
         return None
     whole = sizes == {entry.path: entry.size for entry in bundle.files}
-    return bundle if whole and bundle.digest == digest else None
+    return replace(bundle, origin=origin) if whole and bundle.digest == digest else None
 
 
-def _store(
-    tree: Tree,
-    changes: Mapping[str, Content | None],
-    name: str,
-    base: Mapping[str, Any],
-    patches: Sequence[PatchFile],
-) -> Bundle:
+def _store(tree: Tree, changes: Mapping[str, Content | None]) -> Bundle:
     _bundles().mkdir(parents=True, exist_ok=True)
+    sweep(_bundles(), ".staging-")
     staging = Path(tempfile.mkdtemp(dir=_bundles(), prefix=".staging-"))
     try:
         files = _write_tree(staging / "tree", tree, changes)
         digest = digest_of(files)
-        manifest = _canonical(
-            {
-                "schema": _SCHEMA,
-                "digest": digest,
-                "name": name,
-                "base": base,
-                "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
-                "files": [
-                    {"path": entry.path, "mode": entry.mode, "size": entry.size, "sha256": entry.sha256}
-                    for entry in files
-                ],
-            }
-        )
-        _write(staging / MANIFEST, manifest + b"\n")
+        listed = [
+            {"path": entry.path, "mode": entry.mode, "size": entry.size, "sha256": entry.sha256}
+            for entry in files
+        ]
+        manifest = _canonical({"schema": _SCHEMA, "digest": digest, "files": listed}) + b"\n"
+        _write(staging / MANIFEST, manifest)
         staging.chmod(0o755)
         final = _bundles() / digest
-        if final.exists() and not _is_whole(final, files):
-            shutil.rmtree(final)
-        with contextlib.suppress(OSError):
-            staging.rename(final)
+        with _alone(_bundles()):
+            if final.exists() and not _is_whole(final, files):
+                damaged = staging.with_name(f"{staging.name}-damaged")
+                final.rename(damaged)
+                shutil.rmtree(damaged, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                staging.rename(final)
         if not final.is_dir():
             raise BuildError(
                 f"the bundle could not be put at {final}", hint="is the cache directory writable?"
             )
-        return open_bundle(final)
+        return Bundle(digest, final / "tree", files, manifest)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time, where the file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_whole(folder: Path, files: Sequence[FileEntry]) -> bool:
@@ -277,9 +320,9 @@ def _is_whole(folder: Path, files: Sequence[FileEntry]) -> bool:
 
     try:
         bundle = open_bundle(folder)
+        return bundle.files == tuple(files) and not verify_bundle(bundle)
     except BuildError:
         return False
-    return bundle.files == tuple(files) and not verify_bundle(bundle)
 
 
 def _write_tree(root: Path, tree: Tree, changes: Mapping[str, Content | None]) -> tuple[FileEntry, ...]:

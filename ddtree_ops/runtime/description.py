@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -135,26 +135,6 @@ class Description:
                 )
             chosen.update(matching)
         return tuple(patch for patch in self.patches if patch.name in chosen)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        return {
-            "name": self.name,
-            "summary": self.summary,
-            "directory": str(self.directory),
-            "base": self.base.model_dump(),
-            "patches": [
-                {
-                    "name": patch.name,
-                    "sha256": patch.sha256,
-                    "subject": patch.subject,
-                    "message": patch.message,
-                    "files": list(patch.files),
-                }
-                for patch in self.patches
-            ],
-            "pristine": dict(self.pristine),
-        }
 
 
 def list_descriptions() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ddtree_ops.results import Verdict
 from ddtree_ops.runtime.description import Description, load_description
 from ddtree_ops.runtime.series import Content, peel_series
-from ddtree_ops.runtime.tree import open_tree
+from ddtree_ops.runtime.tree import explained, open_tree
 from ddtree_ops.runtime.verify import Difference
 from ddtree_ops.sizing import RUNNER_PATH, Sizing, SizingError, prove
 
@@ -32,8 +32,9 @@ __all__ = [
 
 DEFAULT_DESCRIPTION = "sglang-0.5.11"
 
-_LEFTOVER = re.compile(rb"\b[A-Z][A-Z0-9_]*_DIAG\b")
-_DEBRIS = (".orig", ".rej", ".bak")
+_LEFTOVER = re.compile(rb"[A-Z][A-Z0-9]*_DIAG(?![A-Za-z0-9])")
+_DEBRIS = re.compile(r"(?:\.(?:orig|rej|bak|backup|save|old|sw[op])(?:[.~_-]?[0-9]+)*|~)$")
+_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
 
 
 class PatchState(StrEnum):
@@ -53,7 +54,7 @@ class PatchState(StrEnum):
 
 @dataclass(frozen=True)
 class Leftover:
-    """A diagnostic left behind. ``line`` counts from 1; 0 for a whole file (``.orig``, ``.rej``, ``.bak``)."""
+    """A diagnostic left behind. ``line`` counts from 1; 0 for a whole file (``.orig``, ``.rej``, ``.bak`` ...)."""
 
     path: str
     line: int
@@ -169,13 +170,11 @@ def shortfall(sizing: Sizing) -> str:
     """What happens with graphs of the wrong size, in one sentence; empty where all sizes are right."""
     for row in sizing.rows:
         if not row.ok:
-            worker = f"the {row.worker} worker's graph under {row.algorithm}"
-            if row.tokens < row.wanted:
-                return (
-                    f"{worker} holds {row.tokens} tokens a request and is sent {row.wanted}; the first request ends "
-                    f'in "The size of tensor a ({row.tokens}) must match the size of tensor b ({row.wanted})".'
-                )
-            return f"{worker} holds {row.tokens} tokens a request and is sent only {row.wanted}."
+            return (
+                f"the {row.worker} worker's graph under {row.algorithm} holds {row.tokens} tokens a request and is sent "
+                f'{row.wanted}; the first request ends in "The size of tensor a ({row.tokens}) must match the size of '
+                f'tensor b ({row.wanted})".'
+            )
     return ""
 
 
@@ -192,11 +191,14 @@ def check_path(
 
     :param block_size: tokens of the drafter, root included.
     :param budget: tree nodes, root not included; None where DDTREE is not used.
-    :raises BuildError: there is no tree of sglang, or git is missing.
+    :raises BuildError: there is no tree of sglang, it cannot be read, or git is missing.
     :raises ConfigError: the description is wrong.
     """
     known = _description(description)
-    with contextlib.closing(open_tree(Path(path).expanduser())) as tree:
+    with (
+        explained("", "the whole tree must be readable"),
+        contextlib.closing(open_tree(Path(path).expanduser(), strict=False)) as tree,
+    ):
         leftovers: list[Leftover] = []
         hashes: dict[str, str] = {}
         record: Content | None = None
@@ -207,7 +209,7 @@ def check_path(
             if name.endswith(".py"):
                 searched += 1
                 leftovers += find_leftovers(name, content.data)
-            elif name.endswith(_DEBRIS):
+            elif _DEBRIS.search(name):
                 leftovers.append(Leftover(name, 0, "left by an editor or by patch"))
             hashes[name] = _urlsafe(content.data)
         edited = None if record is None else _edited(record.data, hashes, _touched(known))
@@ -328,7 +330,7 @@ def _sizing(runner: Content | None, block_size: int, budget: int | None) -> tupl
     if runner is None:
         return None, f"{RUNNER_PATH} is not there"
     try:
-        return prove(runner.data.decode("utf-8"), block_size=block_size, budget=budget), ""
+        return prove(runner.data.decode("utf-8-sig"), block_size=block_size, budget=budget), ""
     except (SizingError, UnicodeDecodeError) as error:
         return None, str(error)
 
@@ -337,17 +339,23 @@ def _urlsafe(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-def _edited(record: bytes, hashes: Mapping[str, str], touched: Iterable[str]) -> tuple[Difference, ...]:
-    recorded = {
-        row[0]: row[1].removeprefix("sha256=")
-        for row in csv.reader(record.decode("utf-8", "replace").splitlines())
-        if len(row) == 3 and row[0].startswith("sglang/") and "__pycache__" not in row[0]
-    }
+def _edited(
+    record: bytes, hashes: Mapping[str, str], touched: Iterable[str]
+) -> tuple[Difference, ...] | None:
+    """Files that differ from RECORD; those it names without a sha256 count as there. None: it cannot be read."""
+    recorded: dict[str, str] = {}
+    try:
+        for row in csv.reader(record.decode("utf-8", "replace").splitlines()):
+            if len(row) == 3 and row[0].startswith("sglang/") and "__pycache__" not in row[0]:
+                known = _SHA256.fullmatch(row[1])
+                recorded[row[0]] = known[1] if known else hashes.get(row[0], "")
+    except csv.Error:
+        return None
     there = {path: found for path, found in hashes.items() if path.startswith("sglang/")}
     differences = []
     for path in sorted((recorded.keys() | there.keys()) - set(touched)):
         wanted, found = recorded.get(path, ""), there.get(path, "")
-        if wanted == found:
+        if wanted == found and found:
             continue
         kind: Literal["missing", "changed", "extra"] = (
             "missing" if not found else "changed" if path in recorded else "extra"

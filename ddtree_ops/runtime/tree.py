@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from ddtree_ops.errors import BuildError
 from ddtree_ops.runtime.series import Content
 
-__all__ = ["DirectoryTree", "Tree", "WheelTree", "find_root", "is_wheel", "open_tree"]
+__all__ = [
+    "DirectoryTree",
+    "Tree",
+    "WheelTree",
+    "explained",
+    "find_root",
+    "is_wheel",
+    "open_tree",
+    "plain_path",
+]
 
-_BELONGS = re.compile(r"(?:sglang|sglang-[^/]+\.dist-info)/.+")
+_BELONGS = re.compile(r"(?:sglang|sglang-[^/]+\.dist-info)/.+", re.DOTALL)
+_PART = r"(?!\.\.?(?:/|$))[^/\\\x00-\x1f\x7f\ud800-\udfff]+"
+_PLAIN = re.compile(rf"{_PART}(?:/{_PART})*")
+
+
+@contextlib.contextmanager
+def explained(state: str, hint: str) -> Iterator[None]:
+    """:raises BuildError: instead of an OSError: the file, and what the system says of it."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror or error}"
+        raise BuildError(message, state=state, hint=hint) from error
+
+
+def plain_path(path: object) -> bool:
+    """A relative path that means the same everywhere: no ``..``, control characters, backslashes or broken UTF-8."""
+    return isinstance(path, str) and _PLAIN.fullmatch(path) is not None
 
 
 class Tree:
@@ -54,17 +82,21 @@ class Tree:
 class DirectoryTree(Tree):
     """Below a directory that holds ``sglang/``."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, strict: bool = True) -> None:
         self.root = root
         self.label = str(root)
+        self._strict = strict
         self._paths: tuple[str, ...] | None = None
 
     def paths(self) -> tuple[str, ...]:
         if self._paths is None:
             self._paths = tuple(sorted(path for path, _ in self._scan()))
+            odd = next((path for path in self._paths if not plain_path(path)), None)
+            if odd is not None and self._strict:
+                raise BuildError(f"{self.root}: {odd!r} is not a name that a runtime can hold")
         return self._paths
 
-    def _scan(self) -> Iterator[tuple[str, os.stat_result]]:
+    def _scan(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         pending = [
             entry.name
             for entry in os.scandir(self.root)
@@ -76,33 +108,35 @@ class DirectoryTree(Tree):
             with os.scandir(root + folder) as entries:
                 for entry in entries:
                     path = f"{folder}/{entry.name}"
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.is_file(follow_symlinks=False):
+                        yield path, entry
+                    elif entry.is_dir(follow_symlinks=False):
                         if entry.name != "__pycache__":
                             pending.append(path)
-                    elif entry.is_file(follow_symlinks=False):
-                        yield path, entry.stat(follow_symlinks=False)
-                    else:
+                    elif self._strict:
                         raise BuildError(
-                            f"{self.root / path} is not a plain file; a runtime holds plain files only"
+                            f"{root}{path} is not a plain file; a runtime holds plain files only"
                         )
+                    elif entry.is_file():
+                        yield path, entry
 
     def states(self) -> list[tuple[str, int, int, int, int]]:
         """Path, size, mode, change time (ns) and inode of every file: differs whenever anything was written."""
+        stats = ((path, entry.stat(follow_symlinks=False)) for path, entry in self._scan())
         return sorted(
-            (path, found.st_size, found.st_mode, found.st_ctime_ns, found.st_ino)
-            for path, found in self._scan()
+            (path, found.st_size, found.st_mode, found.st_ctime_ns, found.st_ino) for path, found in stats
         )
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file."""
-        return {path: found.st_size for path, found in self._scan()}
+        return {path: entry.stat(follow_symlinks=False).st_size for path, entry in self._scan()}
 
     def read(self, path: str) -> Content | None:
         place = self.root / path
         try:
             with place.open("rb") as stream:
                 return Content(stream.read(), bool(os.fstat(stream.fileno()).st_mode & 0o100))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
 
@@ -121,9 +155,17 @@ class WheelTree(Tree):
             if entry.is_dir() or not _BELONGS.fullmatch(name) or "__pycache__" in name.split("/"):
                 continue
             kind = stat.S_IFMT(entry.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG) or ".." in name.split("/") or "\\" in name:
-                raise BuildError(f"{path.name}: {name} is not a plain file of the tree")
+            if kind not in (0, stat.S_IFREG) or not plain_path(name):
+                raise BuildError(f"{path.name}: {name!r} is not a plain file of the tree")
+            if name in self._entries:
+                raise BuildError(f"{path.name}: {name} is there twice")
             self._entries[name] = entry
+        for name in self._entries:
+            above = name.rpartition("/")[0]
+            while above:
+                if above in self._entries:
+                    raise BuildError(f"{path.name}: {above} is both a file and a folder")
+                above = above.rpartition("/")[0]
 
     def paths(self) -> tuple[str, ...]:
         return tuple(sorted(self._entries))
@@ -134,8 +176,8 @@ class WheelTree(Tree):
             return None
         try:
             return Content(self._zip.read(entry), bool(entry.external_attr >> 16 & 0o100))
-        except (OSError, zipfile.BadZipFile) as error:
-            raise BuildError(f"{self.label}: {path} is damaged: {error}") from error
+        except (OSError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise BuildError(f"{self.label}: {path} cannot be read: {error}") from error
 
     def close(self) -> None:
         self._zip.close()
@@ -157,8 +199,12 @@ def find_root(path: Path) -> Path | None:
     return None
 
 
-def open_tree(path: Path) -> DirectoryTree | WheelTree:
-    """:raises BuildError: neither a wheel nor a directory with ``sglang/`` or ``python/sglang/`` below."""
+def open_tree(path: Path, *, strict: bool = True) -> DirectoryTree | WheelTree:
+    """A wheel or a directory to read from.
+
+    :param strict: refuse what a runtime cannot hold; else links to files are read through and the rest passed over.
+    :raises BuildError: neither a wheel nor a directory with ``sglang/`` or ``python/sglang/`` below.
+    """
     if is_wheel(path):
         return WheelTree(path)
     root = find_root(path) if path.is_dir() else None
@@ -168,4 +214,4 @@ def open_tree(path: Path) -> DirectoryTree | WheelTree:
             f"{path}: {what}",
             hint="give a wheel (.whl), or a directory with sglang/ or python/sglang/ below it",
         )
-    return DirectoryTree(root)
+    return DirectoryTree(root, strict=strict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +19,10 @@ from ddtree_ops.paths import cache_dir
 from ddtree_ops.runtime.description import BaseWheel
 from ddtree_ops.secret import redact
 
-__all__ = ["fetch_wheel", "sha256_of"]
+__all__ = ["fetch_wheel", "sha256_of", "sweep"]
 
 _TIMEOUT_S = 900.0
+_STALE_S = 3600.0
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -27,6 +30,14 @@ def sha256_of(path: Path) -> str:
     """Hex sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sweep(folder: Path, prefix: str) -> None:
+    """Remove the scratch folders that killed builds left: an hour old or more."""
+    for left in folder.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left)
 
 
 def fetch_wheel(base: BaseWheel, python: str, *, progress: Callable[[str], None] | None = None) -> Path:
@@ -49,10 +60,11 @@ def fetch_wheel(base: BaseWheel, python: str, *, progress: Callable[[str], None]
             return cached
         if progress:
             progress(f"{cached.name} in the cache is damaged: fetching it again")
-        cached.unlink()
+        cached.unlink(missing_ok=True)
     if progress:
         progress(f"fetching {base.requirement} for {python}")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent, ".fetch-")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
         fetched = _download(base, python, wanted, Path(scratch))
         found = sha256_of(fetched)

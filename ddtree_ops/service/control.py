@@ -304,7 +304,7 @@ class UnitControl:
         problems = _lines(done.stdout, done.stderr)
         return tuple(line.replace(f"{folder}/", "") for line in problems)
 
-    def install(self, path: str, text: str) -> bool:
+    def install(self, path: str, text: str, *, mode: int = 0o644) -> bool:
         """Write the unit file where it differs, and reload systemd where it needs that. True when it was written.
 
         One round trip without a change, two with one.
@@ -312,7 +312,7 @@ class UnitControl:
         :raises RemoteError: systemd cannot load the unit, or takes it from another file.
         """
         written, shown = self._batch(
-            [Request("write_file", {"path": path, "mode": 0o644}, text.encode()), _show(self.unit)]
+            [Request("write_file", {"path": path, "mode": mode}, text.encode()), _show(self.unit)]
         )
         changed = bool(written.values["changed"])
         state = self._state(self._completed(_show(self.unit), shown))

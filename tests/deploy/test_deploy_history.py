@@ -15,14 +15,14 @@ def _activation(release: str = "a" * 64):
 def test_no_file_is_an_empty_history():
     history = parse_history(None)
     assert history.latest is None
-    assert history.last_good() is None
+    assert history.good() == ()
 
 
 def test_an_unjudged_activation_is_not_good():
     activation = _activation()
     history = parse_history(activation_line(activation).encode())
     assert history.latest == activation
-    assert history.last_good() is None
+    assert history.good() == ()
 
 
 def test_the_last_good_release_comes_from_the_record_not_from_the_order_of_verdicts():
@@ -36,9 +36,7 @@ def test_the_last_good_release_comes_from_the_record_not_from_the_order_of_verdi
         verdict_line(third.id, Verdict.FAIL, "died"),
     ]
     history = parse_history("\n".join(lines).encode())
-    good = history.last_good()
-    assert good is not None
-    assert good.release == "2" * 64
+    assert [item.release[0] for item in history.good()] == ["2", "1"]
     assert history.latest is not None
     assert history.latest.verdict is Verdict.FAIL
     assert history.latest.summary == "died"
@@ -49,9 +47,28 @@ def test_a_torn_last_line_is_counted_and_the_rest_is_kept():
     content = activation_line(activation) + "\n" + verdict_line(activation.id, Verdict.PASS, "ok")[:-9]
     history = parse_history(content.encode())
     assert history.damaged == 1
-    assert history.last_good() is None
+    assert history.good() == ()
     assert history.latest == activation
 
 
 def test_a_verdict_on_an_unknown_activation_is_damage_not_a_crash():
     assert parse_history(verdict_line("nobody", Verdict.PASS, "").encode()).damaged == 1
+
+
+def test_what_passed_twice_is_listed_once_with_its_latest_pass_and_its_run():
+    first, again = _activation(), _activation()
+    lines = [
+        activation_line(first),
+        verdict_line(first.id, Verdict.PASS, "ok", invocation="run1"),
+        activation_line(again),
+        verdict_line(again.id, Verdict.PASS, "ok", invocation="run2"),
+    ]
+    (good,) = parse_history("\n".join(lines).encode()).good()
+    assert (good.id, good.invocation) == (again.id, "run2")
+
+
+def test_bytes_that_are_no_text_and_json_that_is_no_record_are_damage():
+    activation = _activation()
+    content = b"\xff\xfe{\n[1]\n3\n{}\n" + activation_line(activation).encode()
+    history = parse_history(content)
+    assert (history.damaged, history.latest) == (4, activation)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -196,3 +198,114 @@ def test_missing_weights_are_found_before_anything_is_changed(fresh):
     assert code == 5, log
     assert "1 of 64 shards are missing or empty, first model-00007-of-000064.safetensors" in result["error"]
     assert "nothing was changed" in result["error"]
+
+
+SERVICE_DIR = "/opt/ddtree-ops/services/sglang-k26-ddtree.service"
+
+
+def on_host(lab, host: str, script: str) -> str:
+    done = run(lab, "lab", "ssh", host, "sh", "-c", f"'{script}'")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_files_that_were_edited_or_removed_on_the_host(fresh):
+    fresh.reset("ct200")
+    code, _, log = deploy(fresh, "ct200")
+    assert code == 0, log
+    before = unit(fresh, "ct200")["InvocationID"]
+    on_host(
+        fresh,
+        "ct200",
+        "cd /opt/ddtree-ops/releases/*/sglang/srt; chmod u+w server_args.py; echo boom >> server_args.py",
+    )
+    code, result, log = deploy(fresh, "ct200")
+    assert code == 0, log
+    kinds = {change["kind"]: change["summary"] for change in result["plan"]["changes"]}
+    assert set(kinds) == {"release", "restart"}
+    assert "server_args.py" in kinds["release"]
+    assert unit(fresh, "ct200")["InvocationID"] != before
+
+    on_host(fresh, "ct200", "mv /opt/ddtree-ops/releases /opt/ddtree-ops/gone")
+    code, result, log = deploy(fresh, "ct200", "--runtime", "sglang-0.5.11-stock")
+    assert code == 5, log
+    assert "is stopped: no release that passed here is whole any more" in result["error"]
+    assert unit(fresh, "ct200")["ActiveState"] != "active"
+
+
+def test_a_client_killed_while_it_waits_leaves_a_run_that_the_next_deploy_validates(fresh):
+    fresh.reset("ct200")
+    argv = [sys.executable, "-m", "ddtree_ops", "deploy", "ct200"]
+    env = {**fresh.env, "DDTREE_OPS_INVENTORY": str(fresh.inventory)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert any(" wait: ..." in line for line in client.stdout)
+        client.kill()
+    before = unit(fresh, "ct200")["InvocationID"]
+    code, result, log = deploy(fresh, "ct200")
+    assert code == 0, log
+    assert result["outcome"] == "passed"
+    assert [change["kind"] for change in result["plan"]["changes"]] == ["validate"]
+    assert unit(fresh, "ct200")["InvocationID"] == before
+
+    on_host(fresh, "ct200", "systemctl restart sglang-k26-ddtree.service")
+    code, result, log = deploy(fresh, "ct200")
+    assert code == 0, log
+    assert [change["kind"] for change in result["plan"]["changes"]] == ["validate"], (
+        "nobody saw this run pass"
+    )
+    code, result, log = deploy(fresh, "ct200")
+    assert (code, result["outcome"]) == (0, "unchanged"), log
+
+
+def test_ctrl_c_says_what_state_every_host_is_left_in(fresh):
+    for host in ("ct200", "b300"):
+        fresh.reset(host)
+    argv = [sys.executable, "-m", "ddtree_ops", "deploy", "ct200", "b300"]
+    env = {**fresh.env, "DDTREE_OPS_INVENTORY": str(fresh.inventory)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        waiting = 0
+        for line in client.stdout:
+            waiting += " wait: ..." in line and "FAILED" not in line
+            if waiting == 2:
+                break
+        client.send_signal(signal.SIGINT)
+        rest = client.stdout.read()
+    assert client.returncode == 130, rest
+    for host in ("ct200", "b300"):
+        assert f"{host} interrupted: FAILED sglang-k26-ddtree.service was started from " in rest
+    for host in ("ct200", "b300"):
+        code, _, log = deploy(fresh, host)
+        assert code == 0, log
+
+
+def test_secrets_reach_the_process_and_nothing_else(fresh):
+    fresh.reset("b300")
+    secrets = (
+        "--set", "environment.HF_TOKEN=hf_one1", "--set", 'environment.MY_CREDENTIAL="hf_two2 x"',
+        "--set", "environment.AWS_SECRET_ACCESS_KEY=hf_three3",
+    )  # fmt: skip
+    done = run(fresh, "deploy", "b300", "--dry-run", *secrets)
+    assert done.returncode == 0, done.stderr
+    assert "HF_TOKEN=********" in done.stdout
+    seen = done.stdout + done.stderr
+    code, result, log = deploy(fresh, "b300", *secrets, "--set", "args.cuda-graph-max-bs=40960")
+    assert code == 5, log
+    seen += log + json.dumps(result)
+    for name in Path(result["evidence"]).iterdir():
+        seen += name.read_text()
+    code, result, log = deploy(fresh, "b300", *secrets)
+    assert code == 0, log
+    seen += log + json.dumps(result)
+    seen += on_host(fresh, "b300", f"sudo cat {SERVICE_DIR}/history.jsonl")
+    assert "hf_" not in seen
+    assert "600" in on_host(fresh, "b300", "sudo stat -c %a /etc/systemd/system/sglang-k26-ddtree.service")
+    pid = unit(fresh, "b300")["MainPID"]
+    assert "HF_TOKEN=hf_one1" in on_host(fresh, "b300", f"sudo cat /proc/{pid}/environ")
+
+
+def test_a_setting_that_only_a_host_finds_wrong_is_no_success(fresh):
+    done = run(fresh, "deploy", "b300", "--set", "bind=localhost")
+    assert done.returncode == 2
+    assert "'localhost' is not an IP address" in done.stdout

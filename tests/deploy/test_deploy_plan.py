@@ -26,11 +26,13 @@ WISH = Wish(
 )
 
 
-def _judged(verdict: Verdict | None, release: str = "b" * 64, unit_text: str = WISH.unit_text) -> History:
+def _judged(
+    verdict: Verdict | None, release: str = "b" * 64, unit_text: str = WISH.unit_text, run: str = "i1"
+) -> History:
     activation = new_activation(
         release=release, unit_sha256=text_sha256(unit_text), plan="p", who="w", origin="o", reason="deploy"
     )
-    return History((replace(activation, verdict=verdict),))
+    return History((replace(activation, verdict=verdict, invocation=run),))
 
 
 AS_WISHED = Observed(
@@ -87,6 +89,7 @@ def test_a_unit_that_is_down_is_started_even_when_nothing_else_changes():
         _judged(Verdict.INCONCLUSIVE),
         _judged(Verdict.PASS, release="a" * 64),
         _judged(Verdict.PASS, unit_text="other"),
+        _judged(Verdict.PASS, run="the one before systemd restarted it"),
     ],
 )
 def test_what_was_never_seen_to_pass_is_validated_again_without_a_restart(history):
@@ -100,3 +103,41 @@ def test_the_digest_follows_what_is_applied():
     assert make_plan(WISH, fresh).digest == make_plan(WISH, fresh).digest
     assert make_plan(WISH, fresh).digest != make_plan(WISH, AS_WISHED).digest
     assert make_plan(replace(WISH, unit_text="x"), fresh).digest != make_plan(WISH, fresh).digest
+
+
+def test_a_repaired_release_is_told_and_what_was_started_from_it_is_started_again():
+    plan = make_plan(WISH, replace(AS_WISHED, repaired=("sglang/a.py: other content",)))
+    assert [change.kind for change in plan.changes] == [ChangeKind.RELEASE, ChangeKind.RESTART]
+    assert "sglang/a.py" in plan.changes[0].summary
+    assert "not as built" in plan.changes[1].summary
+
+
+def test_a_unit_file_that_systemd_has_not_read_restarts():
+    stale = replace(AS_WISHED, state=replace(RUNNING, need_daemon_reload=True))
+    assert [change.kind for change in make_plan(WISH, stale).changes] == [ChangeKind.RESTART]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Environment=HF_TOKEN=hf_secret",
+        'Environment="MY_CREDENTIAL=hf_secret 42"',
+        "Environment=AWS_SECRET_ACCESS_KEY=hf_secret",
+        "Environment=A=1 wandb_api_key=hf_secret B=2",
+        "  HF_TOKEN=hf_secret \\",
+    ],
+)
+def test_secrets_in_a_unit_are_not_in_its_plan(line):
+    plan = make_plan(
+        replace(WISH, unit_text=f"[Service]\n{line}\n"),
+        replace(AS_WISHED, unit_text=f"[Service]\n{line} \n"),
+    )
+    text = str(plan.to_json())
+    assert "hf_secret" not in text
+    assert "********" in text
+    assert plan.has(ChangeKind.RESTART)
+
+
+def test_figures_with_tokens_in_their_name_are_shown():
+    plan = make_plan(replace(WISH, unit_text="Environment=LAB_TOKENS_PER_S=2000\n"), AS_WISHED)
+    assert "2000" in str(plan.to_json())

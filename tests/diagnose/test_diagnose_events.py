@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,6 @@ from ddtree_ops.diagnose import (
     parse_decode,
     parse_events,
     parse_phase,
-    parse_prefill,
     parse_prefix,
     parse_server_args,
     read_log,
@@ -133,16 +134,6 @@ def test_decode_figures() -> None:
     assert plain.accept_len is None and plain.cuda_graph is False and plain.queued == 0
     assert parse_decode("[2026-01-29 00:51:15] Prefill batch, #new-seq: 1") is None
     assert parse_decode("user text: Decode batch, #running-req: 1") is None
-
-
-def test_prefill_figures() -> None:
-    figures = parse_prefill(
-        "[2026-11-29 14:15:53] Prefill batch, #new-seq: 3, #new-token: 3, #cached-token: 39, token usage: 0.00, "
-        "#running-req: 1, #queue-req: 0, #pending-token: 0, cuda graph: False, input throughput (token/s): 315.74"
-    )
-    assert figures is not None
-    assert (figures.sequences, figures.new_tokens, figures.cached_tokens, figures.running) == (3, 3, 39, 1)
-    assert figures.input_throughput == 315.74
 
 
 def test_server_args() -> None:
@@ -271,3 +262,9 @@ def test_a_traceback_without_end_is_reported() -> None:
     report = diagnose([LogLine(text, number) for number, text in enumerate(record(0)[:4], 1)])
     assert report.root is not None
     assert "cut off" in report.root.title
+
+
+def test_who_only_parses_lines_does_not_load_the_signatures() -> None:
+    program = "import sys, ddtree_ops.diagnose.events; print('ddtree_ops.diagnose.library' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"

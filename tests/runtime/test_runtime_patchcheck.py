@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
+import os
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +14,10 @@ import pytest
 from ddtree_ops.errors import BuildError
 from ddtree_ops.results import Verdict
 from ddtree_ops.runtime import Bundle, PatchCheck, PatchState, check_path, check_source, load_description
+from ddtree_ops.runtime.patchcheck import find_leftovers
 from ddtree_ops.sizing import RUNNER_PATH
 
 PATCH = "0001-cuda-graph-runner-size-target-verify-by-tree-budget.patch"
-
-
-def write_wheel(folder: Path, runner: str, other: str = "") -> Path:
-    """A small wheel whose RECORD agrees with its files."""
-    path = folder / "sglang-0.5.11-cp312-cp312-manylinux_2_34_x86_64.whl"
-    files = {RUNNER_PATH: runner, "sglang/other.py": other}
-    record = ""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-            record += f"{name},sha256={digest},{len(text.encode())}\n"
-            archive.writestr(name, text)
-        archive.writestr("sglang-0.5.11.dist-info/RECORD", record)
-    return path
 
 
 def check_text(text: str | None, budget: int | None = 32) -> PatchCheck:
@@ -40,15 +27,16 @@ def check_text(text: str | None, budget: int | None = 32) -> PatchCheck:
     return check_source(read, where="ct200", budget=budget)
 
 
-def test_bundles(patched: Bundle, pristine: Bundle) -> None:
+def test_the_real_bundle_and_the_real_wheel(patched: Bundle, wheel: Path) -> None:
     found = check_path(patched.root.parent)
     assert found.state is PatchState.PATCHED and found.applied == (PATCH,) and found.absent == ()
     assert found.verdict is Verdict.PASS and found.leftovers == () and found.edited == ()
     assert found.searched == sum(entry.path.endswith(".py") for entry in patched.files)
     assert found.sizing is not None and found.sizing.figures == "33 / 8 / 8 / 1"
     assert found.summary == "patched: sglang 0.5.11 with 0001; sizes 33 / 8 / 8 / 1 (right)"
-    stock = check_path(pristine.root.parent)
+    stock = check_path(wheel)
     assert stock.state is PatchState.PRISTINE and stock.absent == (PATCH,)
+    assert stock.leftovers == () and stock.edited == ()
     assert stock.verdict is Verdict.FAIL and stock.sizing is not None
     assert stock.sizing.figures == "8 / 8 / 8 / 1" and stock.sizing.line == 630
     assert found.sentence == stock.sentence
@@ -57,12 +45,89 @@ def test_bundles(patched: Bundle, pristine: Bundle) -> None:
     json.dumps(found.to_json())
 
 
-def test_wheels(tmp_path: Path, wheel: Path, patched_source: str, pristine_source: str) -> None:
-    assert check_path(wheel).state is PatchState.PRISTINE
-    assert check_path(write_wheel(tmp_path, patched_source)).state is PatchState.PATCHED
-    left = check_path(write_wheel(tmp_path, pristine_source, 'x = 1\nlog("DFLASH_DIAG x", x)\n'))
+def test_wheels(make_wheel: Callable[..., Path], patched_source: str, pristine_source: str) -> None:
+    assert check_path(make_wheel({RUNNER_PATH: patched_source})).state is PatchState.PATCHED
+    log = 'x = 1\nlog("DFLASH_DIAG x", x)\n'
+    left = check_path(make_wheel({RUNNER_PATH: pristine_source, "sglang/other.py": log}))
     assert left.state is PatchState.PRISTINE
     assert [str(one) for one in left.leftovers] == ['sglang/other.py:2: log("DFLASH_DIAG x", x)']
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("DFLASH_DIAG: idx=", 1),
+        ("_DFLASH_DIAG = True", 1),
+        ("if DFLASH_DIAG_ON:", 1),
+        ("os.environ['SGLANG_DFLASH_DIAG']", 1),
+        ("b_A_diag = k_diag", 0),
+        ("DFLASH_DIAGONAL = 1", 0),
+    ],
+)
+def test_names_of_diagnostics(line: str, found: int) -> None:
+    assert len(find_leftovers("sglang/a.py", f"# first\n{line}\n".encode())) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        *(
+            (f"cuda_graph_runner.py{end}", 1)
+            for end in (".bak", ".bak.1", ".bak-20260101", ".orig", "~", ".rej")
+        ),
+        *((name, 0) for name in ("backup.py", "old.py", "bak.json", "x.orig.py", "save")),
+    ],
+)
+def test_names_of_debris(small_tree: Path, name: str, found: int) -> None:
+    (small_tree / "python/sglang" / name).write_text("")
+    assert [one.path for one in check_path(small_tree).leftovers] == [f"sglang/{name}"] * found
+
+
+def test_a_tree_of_links_and_odd_things_is_looked_at_all_the_same(small_tree: Path) -> None:
+    package = small_tree / "python/sglang"
+    real = (small_tree / "python" / RUNNER_PATH).rename(small_tree / "runner.py")
+    (small_tree / "python" / RUNNER_PATH).symlink_to(real)
+    (package / "nowhere").symlink_to("/nonexistent")
+    (package / "round").symlink_to(package)
+    os.mkfifo(package / "pipe")
+    (package / os.fsdecode(b"\xff.py")).write_text("DFLASH_DIAG")
+    found = check_path(small_tree)
+    assert found.state is PatchState.PRISTINE and len(found.leftovers) == 1
+    (small_tree / "python" / RUNNER_PATH).unlink()
+    (small_tree / "python" / RUNNER_PATH).mkdir()
+    assert check_path(small_tree).state is PatchState.MISSING
+
+
+@pytest.mark.parametrize(
+    ("row", "kinds"),
+    [
+        ("sglang/other.py,,", ()),
+        ("sglang/other.py,sha512=abc,1", ()),
+        ("sglang/other.py,sha256=###,1", ()),
+        ("sglang/other.py,sha256=é,1", ()),
+        (f"sglang/other.py,sha256={'A' * 43},1", ("changed",)),
+        ("sglang/gone.py,,\nsglang/other.py,,", ("missing",)),
+        ("", ("extra",)),
+        (f"sglang/other.py,{'A' * 200_000},1", None),
+    ],
+)
+def test_any_record_is_read(
+    make_wheel: Callable[..., Path], pristine_source: str, row: str, kinds: tuple[str, ...] | None
+) -> None:
+    own = make_wheel({RUNNER_PATH: pristine_source, "sglang/other.py": ""}, record=row + "\n")
+    edited = check_path(own).edited
+    assert (edited if edited is None else tuple(one.kind for one in edited)) == kinds
+
+
+def test_a_byte_order_mark_does_not_hide_the_sizes(pristine_source: str) -> None:
+    found = check_text("\ufeff" + pristine_source)
+    assert found.state is PatchState.FOREIGN and found.sizing is not None
+    assert found.sizing.figures == "8 / 8 / 8 / 1"
+
+
+def test_a_tree_smaller_than_the_block_fails_the_same_way(pristine_source: str) -> None:
+    sentence = check_text(pristine_source, budget=4).sentence
+    assert "is sent 5; the first request ends in" in sentence and "a (8) must match" in sentence
 
 
 @pytest.mark.parametrize("place", ["", "python", "python/sglang"])
@@ -159,8 +224,10 @@ def test_a_file_that_cannot_be_sized_says_why() -> None:
     assert found.verdict is Verdict.INCONCLUSIVE and "no CudaGraphRunner.__init__" in found.summary
 
 
-def test_edits_elsewhere_and_debris_are_told(tmp_path: Path, patched_source: str) -> None:
-    with zipfile.ZipFile(write_wheel(tmp_path, patched_source, "x = 1\n")) as archive:
+def test_edits_elsewhere_and_debris_are_told(
+    tmp_path: Path, make_wheel: Callable[..., Path], patched_source: str
+) -> None:
+    with zipfile.ZipFile(make_wheel({RUNNER_PATH: patched_source, "sglang/other.py": "x = 1\n"})) as archive:
         archive.extractall(tmp_path / "site-packages")
     tree = tmp_path / "site-packages"
     assert check_path(tree).edited == ()

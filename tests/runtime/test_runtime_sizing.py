@@ -132,6 +132,13 @@ def test_an_eagle_draft_worker_still_raises(patched_source: str) -> None:
         (tiny("self.num_tokens_per_bs = unheard_of()"), "NameError"),
         (tiny("self.num_tokens_per_bs = model_runner.server_args.tree_width"), "tree_width is not known"),
         (tiny("self.num_tokens_per_bs = 'eight'"), "not a number"),
+        (tiny("self.num_tokens_per_bs = -5"), "not a number"),
+        (
+            "class CudaGraphRunner:\n    def __init__(self):\n        if False:\n            self.num_tokens_per_bs = 1",
+            "gives None",
+        ),
+        ("x = " + "-" * 200_000 + "1", "nested too deeply"),
+        (tiny("self.num_tokens_per_bs = 1" + "+ 1" * 20_000), "nested too deeply"),
     ],
 )
 def test_what_cannot_be_told_is_said(source: str, problem: str) -> None:
@@ -153,6 +160,19 @@ def test_what_cannot_be_told_is_said(source: str, problem: str) -> None:
         "self.num_tokens_per_bs = len([c for c in 'abc'])",
         "self.num_tokens_per_bs = len(open('/etc/passwd').read())",
         "self.num_tokens_per_bs = eval('1')",
+        "self.num_tokens_per_bs = (lambda f: f(f, 99))(lambda f, n: f(f, n - 1) + f(f, n - 1))",
+        "x = 10\n" + "x = x * x\n" * 60 + "self.num_tokens_per_bs = x",
+        "x = 10\n" + "x *= x\n" * 60 + "self.num_tokens_per_bs = x",
+        "x = 'x'\n" + "x += x\n" * 60 + "self.num_tokens_per_bs = len(x)",
+        "self.num_tokens_per_bs = len('x' * 10000000000000)",
+        "self.num_tokens_per_bs = len([0] * 10000000000000)",
+        "self.num_tokens_per_bs = len('%10000000000d' % 1)",
+        "self.num_tokens_per_bs = len(f'{1:10000000000}')",
+        "self.num_tokens_per_bs = len(f'{1:{9}{9}{9}{9}{9}{9}{9}{9}{9}{9}}')",
+        "self.num_tokens_per_bs = len('x'.ljust(10000000000000))",
+        "self.num_tokens_per_bs = len(getattr('x', 'ljust')(10000000000000))",
+        "self.num_tokens_per_bs = len('{0.__init__.__globals__}'.format(model_runner))",
+        "self.num_tokens_per_bs = len(getattr('{0.__init__.__globals__}', 'format')(model_runner))",
     ],
 )
 def test_a_hostile_file_is_not_obeyed(body: str) -> None:
@@ -173,9 +193,18 @@ elif self.model_runner.spec_algorithm.is_speculative():
     assert prove(tiny(body), block_size=8, budget=32).figures == "33 / 8 / 8 / 1"
 
 
-def test_the_module_runs_alone_on_old_pythons() -> None:
+def test_arithmetic_with_whole_numbers_is_known() -> None:
+    body = """width = model_runner.server_args.speculative_ddtree_budget
+width -= 1
+width += 2 * 3 // 4 + 9 % 4
+self.num_tokens_per_bs = max(width, len('a' + 'b'))"""
+    assert prove(tiny(body), block_size=8, budget=32).figures == "33 / 33 / 33 / 33"
+
+
+def test_the_module_runs_alone_on_old_pythons(patched_source: str) -> None:
     text = Path(sizing.__file__).read_text()
-    tree = ast.parse(text, feature_version=(3, 8))
+    tree = ast.parse(text, feature_version=(3, 9))
+    ast.parse(patched_source, feature_version=(3, 9))
     imported = {
         name.split(".")[0]
         for node in ast.walk(tree)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,15 +19,17 @@ def pinned() -> BaseWheel:
 
 
 @pytest.fixture
-def local_index(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """pip sees one folder with the wheel and no index; the cache is empty."""
+def local_index(make_wheel: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one wheel, small, of a folder that pip looks into instead of an index; the cache is empty."""
     folder = tmp_path / "links"
     folder.mkdir()
-    shutil.copy(wheel, folder)
+    offered = make_wheel({"sglang/__init__.py": ""}).rename(
+        folder / "sglang-0.5.11-cp312-cp312-manylinux_2_34_x86_64.whl"
+    )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
+    return offered
 
 
 def test_fetched_through_pip_for_another_python(wheel: Path, pinned: BaseWheel) -> None:
@@ -36,18 +38,23 @@ def test_fetched_through_pip_for_another_python(wheel: Path, pinned: BaseWheel) 
 
 
 def test_a_cached_wheel_needs_no_index(
-    cache: Path, pinned: BaseWheel, monkeypatch: pytest.MonkeyPatch
+    cache_with_wheel: Path, pinned: BaseWheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert fetch_wheel(pinned, "cp312").is_relative_to(cache)
+    assert fetch_wheel(pinned, "cp312").is_relative_to(cache_with_wheel)
 
 
-def test_a_damaged_cached_wheel_is_fetched_again(local_index: Path, pinned: BaseWheel) -> None:
-    fetched = fetch_wheel(pinned, "cp312")
-    fetched.write_bytes(fetched.read_bytes()[:-1] + b"x")
+def test_a_damaged_cached_wheel_is_fetched_again(
+    local_index: Path, pinned: BaseWheel, tmp_path: Path
+) -> None:
+    sha256 = sha256_of(local_index)
+    small = pinned.model_copy(update={"wheels": {"cp312": sha256}})
+    cached = tmp_path / "cache/ddtree-ops/wheels" / sha256 / local_index.name
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(local_index.read_bytes()[:-1] + b"x")
     said: list[str] = []
-    again = fetch_wheel(pinned, "cp312", progress=said.append)
-    assert sha256_of(again) == pinned.wheels["cp312"]
+    again = fetch_wheel(small, "cp312", progress=said.append)
+    assert again == cached and sha256_of(again) == sha256
     assert "damaged" in said[0]
 
 

@@ -1,0 +1,203 @@
+"""Commands as they are typed: exit codes, where errors go, JSON that parses. No host is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.cli.app import main
+
+CRASH = "RuntimeError: The size of tensor a (8) must match the size of tensor b (33) at non-singleton dimension 0\n"
+INVENTORY = """\
+schema: 1
+runtimes:
+  r: {description: sglang-0.5.11, python: cp312}
+defaults:
+  host: {ssh: {user: root, port: 1, known_hosts: /dev/null, connect_timeout: 2s}}
+services:
+  a: {unit: a.service, runtime: r, venv: /v, model: /m, port: 3001, environment: {HF_TOKEN: hf_secret, LAB_TOKENS: "7"}}
+  b: {unit: b.service, runtime: r, venv: /v, model: /m, port: 3002}
+hosts:
+  one: {address: 127.0.0.1, services: {a: {}}, gpu: {name: "[red]X[/]", count: 8, arch: sm120}}
+  two: {address: 127.0.0.1, services: {a: {}, b: {}}}
+groups:
+  all-of-them: [one, two]
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "lab two.yaml"
+    path.write_text(INVENTORY)
+    monkeypatch.setenv("DDTREE_OPS_INVENTORY", str(path))
+    return path
+
+
+@pytest.fixture
+def command(inventory, monkeypatch, capsys):
+    def run(*argv: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["ddtree-ops", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["frob"], 2, "No such command"),
+        (["deploy", "one", "--frob"], 2, "No such option"),
+        (["deploy"], 2, "which host?"),
+        (["deploy", "nowhere"], 2, "no host or group matches 'nowhere'"),
+        (["deploy", "one", "--set", "port"], 2, "write KEY=VALUE"),
+        (["deploy", "one", "--set", "port=99999"], 2, "at most 65535"),
+        (["deploy", "one", "--set", "prot=1"], 2, "port"),
+        (["deploy", "one", "--set", "environment.PYTHONPATH=/x"], 2, "PYTHONPATH"),
+        (["deploy", "one", "--runtime", "other"], 2, "there is no runtime 'other'"),
+        (["deploy", "two", "--service", "c"], 2, "no service 'c'"),
+        (["run", "nothing", "one"], 78, "nothing"),
+        (["-i", "nowhere", "inventory", "show"], 78, "nowhere"),
+        (["inventory", "show", "-i", "nowhere"], 78, "nowhere"),
+        (["playbook", "validate", "nowhere"], 78, "nowhere"),
+        (["runtime", "show", "other"], 2, "no runtime 'other'"),
+        (["patch", "check", "two"], 2, "names 2 services: two/a, two/b"),
+        (["logs", "two", "--follow"], 2, "--service a --follow"),
+        (["logs", "one", "--follow", "--since", "2h"], 2, "leave out --since"),
+        (["logs", "one", "--follow", "--grep", "("], 2, "not a regular expression"),
+        (["smoke", "one", "--max-tokens", "1"], 2, "max-tokens"),
+        (["diagnose", "no-such.log"], 2, "no-such.log"),
+    ],
+)
+def test_what_is_wrong_with_a_command_line_is_said_on_standard_error(command, argv, code, said):
+    ended = command(*argv)
+    assert ended.code == code
+    assert said in ended.err
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("name", ["deploy", "run", "smoke", "logs", "diagnose", "inventory", "patch", "lab"])
+def test_every_command_has_help(command, name):
+    assert command(name, "--help").code == 0
+
+
+def test_the_plan_of_several_hosts_of_which_none_answers_names_each(command, monkeypatch):
+    ended = command("deploy", "all-of-them", "--dry-run", "--json")
+    assert ended.code == 4
+    assert json.loads(ended.out) == []
+    for name in ("one: ", "two/a: ", "two/b: "):
+        assert f"error: {name}" in ended.err
+
+
+def test_a_deploy_to_hosts_that_do_not_answer_is_one_json_document(command):
+    ended = command("deploy", "all-of-them", "--json")
+    assert ended.code == 4
+    results = json.loads(ended.out)
+    assert [(item["host"], item["outcome"], item["exit_code"]) for item in results] == [
+        ("one", "failed", 4),
+        ("two/a", "failed", 4),
+        ("two/b", "failed", 4),
+    ]
+    assert "state: nothing was changed" in results[0]["error"]
+    assert "one connect: FAILED" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "document"),
+    [
+        (["smoke", "one", "--json"], {"schema": 1, "checks": [], "diagnoses": []}),
+        (["diagnose", "one", "--json"], []),
+    ],
+)
+def test_looking_at_a_host_that_does_not_answer_is_no_pass(command, argv, document):
+    ended = command(*argv)
+    assert ended.code == 4
+    found = json.loads(ended.out)
+    if isinstance(found, dict):
+        assert len(found.pop("errors")) == 1
+    assert found == document
+
+
+def test_secrets_of_an_inventory_are_not_shown(command):
+    ended = command("inventory", "show", "--json")
+    assert ended.code == 0
+    assert "hf_secret" not in ended.out
+    environment = json.loads(ended.out)["hosts"]["one"]["services"]["a"]["environment"]
+    assert environment == {"HF_TOKEN": "********", "LAB_TOKENS": "7"}
+    assert "hf_secret" not in command("inventory", "show").out
+
+
+def test_names_are_shown_as_written(command):
+    assert "8x [red]X[/] (sm120" in command("inventory", "show", "one").out
+
+
+def test_a_log_file_is_explained(command, tmp_path):
+    log = tmp_path / "crash.log"
+    log.write_text(CRASH)
+    ended = command("diagnose", str(log), "--json")
+    assert ended.code == 5
+    (report,) = json.loads(ended.out)
+    assert report["source"] == str(log)
+    assert report["diagnoses"][0]["signature"] == "ddtree-graph-size"
+
+
+def test_an_empty_log_is_inconclusive(command, tmp_path):
+    log = tmp_path / "empty.log"
+    log.write_text("")
+    assert command("diagnose", str(log)).code == 8
+
+
+def _process(*argv: str, stdout: int, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", *argv],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["deploy", "all-of-them"], 4),
+        (["deploy", "all-of-them", "--json"], 4),
+        (["inventory", "show"], 0),
+        (["inventory", "schema"], 0),
+    ],
+)
+def test_a_reader_that_has_gone_changes_neither_the_work_nor_its_exit_code(inventory, argv, code):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = _process(*argv, stdout=writing)
+    finally:
+        os.close(writing)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert "BrokenPipe" not in ended.stderr
+
+
+def test_a_terminal_that_knows_only_ascii_is_no_reason_to_die(inventory, tmp_path):
+    playbook = tmp_path / "p.yaml"
+    playbook.write_text("schema: 1\nname: p\ndescription: wärmt auf ✓\nsteps: [wait]\n", encoding="utf-8")
+    ended = _process("playbook", "show", str(playbook), stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+    assert ended.returncode == 0
+    assert "p: w?rmt auf ?" in ended.stdout

@@ -1,0 +1,126 @@
+"""Lines for a log file: neither flooded nor silent. Time is a number that the tests move."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from ddtree_ops.report.progress import (
+    LINE_EVERY_S,
+    SILENCE_S,
+    LineProgress,
+    LiveProgress,
+    duration,
+    progress_for,
+)
+from ddtree_ops.results import Event, EventKind
+
+
+class Desk:
+    """A progress display with a clock, and what it has printed."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.file = io.StringIO()
+        self.progress = LineProgress(Console(file=self.file, width=40), clock=lambda: self.now)
+
+    def say(self, kind: EventKind, message: str = "", phase: str = "wait", host: str = "h", **more: float):
+        self.progress(Event(kind, host, phase, message, **more))
+
+    @property
+    def lines(self) -> list[str]:
+        return [re.sub(r"^\d\d:\d\d:\d\dZ ", "", line) for line in self.file.getvalue().splitlines()]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_every_start_end_and_note_is_a_line(desk):
+    desk.say(EventKind.START)
+    desk.say(EventKind.NOTE, "a [bold]note[/]")
+    desk.say(EventKind.DONE, "ready", elapsed_s=3.21)
+    desk.say(EventKind.FAIL, "died", phase="smoke", elapsed_s=192.0)
+    assert desk.lines == [
+        "h wait: ...",
+        "h wait: note a [bold]note[/]",
+        "h wait: ok ready (3.2s)",
+        "h smoke: FAILED died (3m12s)",
+    ]
+
+
+def test_a_long_line_is_not_folded(desk):
+    desk.say(EventKind.DONE, "x" * 300)
+    assert desk.lines == [f"h wait: ok {'x' * 300}"]
+
+
+def test_a_phase_that_keeps_talking_yields_a_line_every_few_seconds(desk):
+    desk.say(EventKind.START)
+    for second in range(1, 21):
+        desk.now += 1
+        desk.say(EventKind.PROGRESS, f"{second}/64")
+    assert desk.lines[1:] == [
+        "h wait: ... 5/64",
+        "h wait: ... 10/64",
+        "h wait: ... 15/64",
+        "h wait: ... 20/64",
+    ]
+
+
+def test_hosts_and_phases_do_not_hide_each_other(desk):
+    for host in ("a", "b"):
+        for phase in ("push", "wait"):
+            desk.say(EventKind.PROGRESS, "x", phase=phase, host=host)
+    assert len(desk.lines) == 4
+
+
+def test_a_silent_phase_is_named_until_it_ends(desk):
+    desk.say(EventKind.START, phase="stop")
+    desk.now += SILENCE_S - 1
+    desk.progress.beat()
+    assert len(desk.lines) == 1
+    for _ in range(3):
+        desk.now += LINE_EVERY_S
+        desk.progress.beat()
+    assert desk.lines[1:] == ["h stop: still (29s so far)"]
+    desk.now += SILENCE_S
+    desk.say(EventKind.DONE, phase="stop", elapsed_s=70.0)
+    desk.now += 2 * SILENCE_S
+    desk.progress.beat()
+    assert desk.lines[2:] == ["h stop: ok (1m10s)"]
+
+
+def test_a_silent_phase_repeats_its_last_message_even_if_that_was_held_back(desk):
+    desk.say(EventKind.START)
+    desk.now += 1
+    desk.say(EventKind.PROGRESS, "weights 3/64")
+    desk.now += SILENCE_S
+    desk.progress.beat()
+    assert desk.lines[-1] == "h wait: still weights 3/64 (26s so far)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0s"), (9.94, "9.9s"), (10, "10s"), (59.4, "59s"), (60, "1m00s"), (192, "3m12s"), (3720, "1h02m")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_live_display_is_for_terminals():
+    assert isinstance(progress_for(Console(file=io.StringIO())), LineProgress)
+    assert isinstance(progress_for(Console(file=io.StringIO(), force_terminal=True)), LiveProgress)
+
+
+def test_the_live_display_keeps_what_ended():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, color_system=None)
+    with LiveProgress(console) as progress:
+        progress(Event(EventKind.START, "h", "push"))
+        progress(Event(EventKind.PROGRESS, "h", "push", "3 of 30 MB", 0.1))
+        progress(Event(EventKind.DONE, "h", "push", "30 MB sent", elapsed_s=1.0))
+    assert "✓ h        push         1.0s  30 MB sent" in file.getvalue()

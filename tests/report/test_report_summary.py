@@ -1,0 +1,139 @@
+"""What a person reads at the end of a command, as golden texts."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from textwrap import dedent
+
+from rich.console import Console
+
+from ddtree_ops.deploy.deployment import Outcome, Result
+from ddtree_ops.deploy.plan import Change, ChangeKind, Plan, Wish
+from ddtree_ops.diagnose.api import diagnose
+from ddtree_ops.diagnose.lines import read_log
+from ddtree_ops.errors import RolledBack
+from ddtree_ops.report.summary import print_checks, print_diagnosis, print_plan, print_results
+from ddtree_ops.results import CheckResult, Verdict
+
+WISH = Wish("ct200", "k26", "k26.service", "b" * 64, "sglang-0.5.11-ddtree", "[Service]\n")
+CRASH = b"RuntimeError: The size of tensor a (8) must match the size of tensor b (33) at non-singleton dimension 0\n"
+
+
+def shown(printer, *arguments, **more) -> str:
+    file = io.StringIO()
+    printer(Console(file=file, width=40, highlight=False), *arguments, **more)
+    return file.getvalue()
+
+
+def golden(text: str) -> str:
+    return dedent(text).lstrip("\n")
+
+
+def test_a_plan_is_a_diff():
+    plan = Plan(
+        WISH,
+        (
+            Change(
+                ChangeKind.UNIT,
+                "replace k26.service",
+                ("@@ -1 +1 @@", "-  --budget 32 [a]", "+  --budget 16"),
+            ),
+            Change(ChangeKind.RESTART, "restart: the unit file changes"),
+        ),
+    )
+    assert shown(print_plan, plan) == golden(
+        """
+        ct200 k26.service  sglang-0.5.11-ddtree bbbbbbbbbbbb
+          ~ replace k26.service
+              @@ -1 +1 @@
+              -  --budget 32 [a]
+              +  --budget 16
+          ~ restart: the unit file changes
+        """
+    )
+
+
+def test_an_empty_plan_says_so():
+    assert shown(print_plan, Plan(WISH, ())).splitlines()[1] == "  nothing to change"
+
+
+def test_results_end_with_cause_state_and_the_next_command():
+    failed = RolledBack(
+        "the deployment failed and was rolled back to aaaaaaaaaaaa",
+        host="ct200",
+        phase="rollback",
+        state="release aaaaaaaaaaaa serves again",
+        hint="ddtree-ops logs ct200",
+        details=("why: it died",),
+    )
+    results = [
+        Result("b300", "k26", Outcome.UNCHANGED, plan=Plan(WISH, ()), seconds={"push": 0.5}),
+        Result(
+            "ct200",
+            "k26",
+            Outcome.ROLLED_BACK,
+            error=failed,
+            evidence=Path("/e/ct200"),
+            seconds={"wait": 61.0},
+        ),
+    ]
+    assert shown(print_results, results) == golden(
+        """
+        b300 unchanged in 0.5s: sglang-0.5.11-ddtree bbbbbbbbbbbb, nothing to change
+        ct200 rolled-back in 1m01s
+          ct200: rollback: the deployment failed and was rolled back to aaaaaaaaaaaa
+            why: it died
+            state: release aaaaaaaaaaaa serves again
+            next:  ddtree-ops logs ct200
+          evidence: /e/ct200
+        """
+    )
+
+
+def test_checks_show_a_hint_only_where_something_is_to_be_done():
+    checks = [
+        CheckResult("smoke.text", Verdict.PASS, "reads as text", host="ct200", hint="not shown"),
+        CheckResult("signatures", Verdict.INCONCLUSIVE, "no lines", host="ct200", hint="look there"),
+        CheckResult("smoke", Verdict.SKIPPED, "no answer", host="b300"),
+        CheckResult("smoke", Verdict.FAIL, "died", host="b300"),
+    ]
+    assert shown(print_checks, checks) == golden(
+        """
+        ✓ ct200    smoke.text  reads as text
+        ? ct200    signatures  no lines
+            next: look there
+        - b300     smoke       no answer
+        ✗ b300     smoke       died
+        """
+    )
+    assert shown(print_checks, []) == ""
+
+
+def test_a_diagnosis_names_the_host_the_cause_and_the_line():
+    text = shown(print_diagnosis, diagnose(read_log(io.BytesIO(CRASH))), host="ct200")
+    first, *rest = text.splitlines()
+    assert first.startswith("ct200: ddtree-graph-size: ")
+    assert any(line.startswith("  remedy: ") for line in rest)
+    assert any(line.startswith("    line 1: RuntimeError: The size of tensor a (8)") for line in rest)
+
+
+def test_nothing_read_is_not_nothing_found():
+    assert "nothing to judge by" in shown(print_diagnosis, diagnose(()), host="ct200")
+
+
+def test_a_result_as_json_is_complete_and_carries_its_exit_code():
+    result = Result("h", "s", Outcome.FAILED, error=RolledBack("no"), seconds={"wait": 1.23456})
+    assert result.to_json() == {
+        "schema": 1,
+        "host": "h",
+        "service": "s",
+        "outcome": "failed",
+        "plan": None,
+        "checks": [],
+        "diagnosis": None,
+        "evidence": None,
+        "error": "no",
+        "exit_code": 7,
+        "seconds": {"wait": 1.235},
+    }
