@@ -43,6 +43,7 @@ class DiagnosisReport:
     :param facts: given facts with gaps filled from the log.
     :param stopped: the last life of the server in these lines was ended by a planned stop.
     :param ready: it said that it was ready (which alone is no proof).
+    :param server: at least one line is unmistakably an SGLang server's.
     """
 
     verdict: Verdict
@@ -53,6 +54,7 @@ class DiagnosisReport:
     decode: DecodeSummary = field(default_factory=DecodeSummary)
     stopped: bool = False
     ready: bool = False
+    server: bool = True
 
     @property
     def root(self) -> Diagnosis | None:
@@ -65,7 +67,8 @@ class DiagnosisReport:
         if root is None and self.verdict is Verdict.INCONCLUSIVE:
             if not self.searched.lines:
                 return "there is nothing to judge by: no lines were read"
-            return f"there is not enough to judge by: {self.searched}"
+            what = "" if self.server else "no line of an SGLang server among "
+            return f"there is not enough to judge by: {what}{self.searched}"
         item = root or next(iter(self.diagnoses), None)
         if item is None:
             return f"nothing wrong was found in {self.searched}"
@@ -137,7 +140,7 @@ def diagnose(
     found = reduce_lines(lines, facts or ServiceFacts(), library or load_library())
     if any(item.severity == "fatal" for item in found.diagnoses):
         verdict = Verdict.FAIL
-    elif not found.process_lines or found.suppressed:
+    elif not found.process_lines or not found.server_lines or found.suppressed:
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.PASS
@@ -150,4 +153,5 @@ def diagnose(
         decode=found.decode,
         stopped=found.stopped,
         ready=found.ready,
+        server=found.server_lines,
     )

@@ -25,6 +25,7 @@ from ddtree_ops.diagnose.events import (
     parse_decode,
     parse_events,
     parse_phase,
+    parse_prefix,
 )
 from ddtree_ops.diagnose.explain import explain_sizes, tail
 from ddtree_ops.diagnose.facts import ServiceFacts
@@ -105,13 +106,17 @@ class DecodeSummary:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What was found in a run of lines; diagnoses root cause first."""
+    """What was found in a run of lines; diagnoses root cause first.
+
+    :param server_lines: at least one line is unmistakably an SGLang server's.
+    """
 
     diagnoses: tuple[Diagnosis, ...]
     consequences: tuple[Diagnosis, ...]
     facts: ServiceFacts
     lines: int
     process_lines: int
+    server_lines: bool
     suppressed: int
     begin: str
     end: str
@@ -531,12 +536,14 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
     reducer = _Reducer(library, facts)
     count = process = 0
     begin = end = ""
+    server = False
 
     def counted() -> Iterable[LogLine]:
-        nonlocal count, process, begin, end
+        nonlocal count, process, begin, end, server
         for line in lines:
             count += 1
             process += line.source == "process"
+            server = server or parse_prefix(line.text) is not None or parse_phase(line.text) is not None
             when = line.time
             if not when and line.text[:3] == "[20":
                 when = line.text[1:20]
@@ -559,6 +566,7 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
         facts=reducer.facts,
         lines=count,
         process_lines=process,
+        server_lines=server,
         suppressed=reducer.suppressed,
         begin=begin,
         end=end,

@@ -200,3 +200,19 @@ def test_a_huge_line() -> None:
     assert report.verdict is PASS
     report = diagnose(read_log(b"server_args=ServerArgs(a=" + b"'\\" * 4_000_000))
     assert report.searched.lines == 1
+
+
+def test_the_mirrored_sizes_of_a_real_gpu_are_not_taken_for_the_missing_patch():
+    """33 against 8: a target graph of budget + 1 that was sent the linear block; another cause, another remedy."""
+    report = diagnose(read_log((DATA / "logs/h200-33-against-8.log").read_bytes()))
+    assert report.verdict is FAIL
+    assert report.root is not None
+    assert report.root.signature == "unknown"
+    assert "No setting explains both sizes together" in report.root.explanation
+
+
+@pytest.mark.parametrize("text", [b"# A title\n\nsome prose about errors\n", b"\x7fELF\x02\x01\x01\x00" * 50])
+def test_what_is_no_log_of_a_server_is_no_pass(text: bytes):
+    report = diagnose(read_log(text))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "no line of an SGLang server" in report.headline()
