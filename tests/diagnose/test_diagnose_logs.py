@@ -204,7 +204,7 @@ def test_a_huge_line() -> None:
 
 def test_the_mirrored_sizes_of_a_real_gpu_are_not_taken_for_the_missing_patch():
     """33 against 8: a target graph of budget + 1 that was sent the linear block; another cause, another remedy."""
-    report = diagnose(read_log((DATA / "logs/h200-33-against-8.log").read_bytes()))
+    report = diagnose(read_log((DATA / "gpu/h200-33-against-8.log").read_bytes()))
     assert report.verdict is FAIL
     assert report.root is not None
     assert report.root.signature == "unknown"
