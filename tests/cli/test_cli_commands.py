@@ -96,12 +96,12 @@ def test_every_command_has_help(command, name):
     assert command(name, "--help").code == 0
 
 
-def test_the_plan_of_several_hosts_of_which_none_answers_names_each(command, monkeypatch):
+def test_the_plan_of_several_hosts_of_which_none_answers_names_each(command):
     ended = command("deploy", "all-of-them", "--dry-run", "--json")
     assert ended.code == 4
     assert json.loads(ended.out) == []
-    for name in ("one: ", "two/a: ", "two/b: "):
-        assert f"error: {name}" in ended.err
+    assert ended.err.count("error: one: connect: ") == 1
+    assert ended.err.count("error: two: connect: ") == 2, "one a service"
 
 
 def test_a_deploy_to_hosts_that_do_not_answer_is_one_json_document(command):
