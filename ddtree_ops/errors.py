@@ -19,6 +19,7 @@
     ├── Inconclusive             exit 8   no data: never a pass
     ├── LockHeld                 exit 6   another deployment holds the service
     ├── RolledBack               exit 7   failed, and the last good release serves again
+    ├── Interrupted              exit 130 somebody pressed Ctrl-C, or ended us
     └── LabError                 exit 1   a lab host could not be made or started
 
 Every error says which host, which phase, what state was left and what to type next. ``str(error)`` is
@@ -39,6 +40,7 @@ __all__ = [
     "HealthTimeout",
     "HostKeyError",
     "Inconclusive",
+    "Interrupted",
     "LabError",
     "LockHeld",
     "OpsError",
@@ -201,6 +203,12 @@ class RolledBack(OpsError):
     """The deployment failed and the last good release serves again."""
 
     exit_code = ExitCode.ROLLED_BACK
+
+
+class Interrupted(OpsError):
+    """Ctrl-C, SIGTERM or SIGHUP came before the end."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 class LabError(OpsError):

@@ -15,6 +15,7 @@ import pytest
 from ddtree_ops import lab as lab_hosts
 from ddtree_ops.lab.image import images_dir
 from ddtree_ops.paths import cache_dir
+from ddtree_ops.report.typed import remember_inventory
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,6 +53,13 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in ("DDTREE_OPS_LAB_NET", "DDTREE_OPS_INVENTORY", "SSH_AUTH_SOCK", "SSH_ASKPASS"):
             patch.delenv(name, raising=False)
         yield home
+
+
+@pytest.fixture(autouse=True)
+def no_inventory_given() -> Iterator[None]:
+    """What a test named with -i is not repeated in the hints of the next one."""
+    yield
+    remember_inventory(None)
 
 
 @contextmanager

@@ -303,7 +303,7 @@ def wait_ready(
 
     def failed(reason: str, kind: str) -> StartFailed:
         details = [f"got to: {machine.describe()}"]
-        if machine.last_words:
+        if machine.last_words and not machine.last_words.endswith("(most recent call last):"):
             details.append(f"the engine said: {machine.last_words}")
         return StartFailed(
             reason,

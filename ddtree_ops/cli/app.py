@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from ddtree_ops.cli import deploying, describing, labs, observing, runtimes
 from ddtree_ops.errors import ExitCode, OpsError
+from ddtree_ops.report.typed import remember_inventory, typed
 
 __all__ = ["app", "main"]
 
@@ -33,14 +36,22 @@ def root(
     """Options before the command."""
     if inventory is not None:
         os.environ["DDTREE_OPS_INVENTORY"] = inventory
+        remember_inventory(inventory)
 
 
 for module in (deploying, observing, describing, runtimes, labs):
     module.register(app)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """A cancelled CI job or a closed laptop ends a deployment as Ctrl-C does: saying what was left how."""
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point: every error that can be explained is printed here, without a traceback."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "✓" is no reason to die half way
             stream.reconfigure(errors="replace")
@@ -49,7 +60,7 @@ def main() -> None:
     except OpsError as error:
         from ddtree_ops.cli.common import err
 
-        err.print(f"error: {error.render()}", markup=False, soft_wrap=True)
+        err.print(f"error: {typed(error.render())}", markup=False, soft_wrap=True)
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -84,7 +84,10 @@ def targets_of(
 ) -> tuple[Inventory, list[Target]]:
     """The inventory and the selected targets with ``--runtime`` and ``--set`` applied."""
     from ddtree_ops.inventory import load_inventory, override, select
+    from ddtree_ops.report.typed import remember_inventory
 
+    if inventory is not None:
+        remember_inventory(inventory)
     loaded = load_inventory(inventory)
     targets = select(loaded, list(hosts or ()), service=service, default_all=default_all)
     wanted = [*(settings or ()), *([f"runtime={runtime}"] if runtime is not None else ())]

@@ -36,40 +36,44 @@ class Scene:
     expect: ExitCode = ExitCode.OK
 
 
+_HOST = "ct200"
+
 STORY = (
-    Scene("Two lab hosts: real sshd, systemd and journald on this machine", ("lab", "up")),
+    Scene("Two fresh lab hosts: real sshd, systemd and journald on this machine", ("lab", "up", "--fresh")),
     Scene(
         "Deploy the unpatched runtime: it loads, and dies on the first request",
-        ("deploy", "ct200", "--runtime", "sglang-0.5.11-stock"),
+        ("-i", "lab", "deploy", _HOST, "--runtime", "sglang-0.5.11-stock"),
         ExitCode.CHECK_FAILED,
     ),
-    Scene("The patch, proven on the source itself", ("patch", "check", "sglang-0.5.11-ddtree")),
-    Scene("Deploy the patched runtime: ready, smoke-tested, acceptance measured", ("deploy", "ct200")),
-    Scene("The same again: nothing to change", ("deploy", "ct200")),
+    Scene("The patch, proven on the source itself", ("-i", "lab", "patch", "check", "sglang-0.5.11-ddtree")),
     Scene(
-        "A bad change on top: graphs for 4096 requests do not fit. The good release comes back",
-        ("deploy", "ct200", "--set", "args.cuda-graph-max-bs=4096"),
+        "Deploy the patched runtime: ready, smoke-tested, acceptance measured", ("-i", "lab", "deploy", _HOST)
+    ),
+    Scene("The same again: nothing to change", ("-i", "lab", "deploy", _HOST)),
+    Scene(
+        "A bad change: graphs that do not fit. The good release comes back",
+        ("-i", "lab", "deploy", _HOST, "--set", "args.cuda-graph-max-bs=4096"),
         ExitCode.ROLLED_BACK,
     ),
-    Scene("The good release serves", ("smoke", "ct200", "--prompt", "quicksort")),
+    Scene("The good release serves", ("-i", "lab", "smoke", _HOST, "--prompt", "quicksort")),
     Scene(
         "And the first crash is still in the journal",
-        ("logs", "ct200", "--grep", "size of tensor", "--invocation", "all", "--lines", "3"),
+        ("-i", "lab", "logs", _HOST, "--grep", "size of tensor", "--invocation", "all", "--lines", "3"),
     ),
 )
 
 _NEXT = (
     "ddtree-ops -i lab deploy b300",
     "ddtree-ops -i lab smoke --prompt 'Explain speculative decoding.'",
-    "ddtree-ops -i lab logs ct200 --follow",
-    "ddtree-ops lab ssh ct200",
+    f"ddtree-ops -i lab logs {_HOST} --follow",
+    f"ddtree-ops lab ssh {_HOST}",
     "ddtree-ops lab down",
 )
 
 
 def run_demo(*, keep: bool) -> int:
     """Play :data:`STORY`; the exit code is 0 when every command ended as told."""
-    environment = {**os.environ, "DDTREE_OPS_INVENTORY": "lab"}
+    environment = dict(os.environ)
     if out.is_terminal:
         environment.setdefault("FORCE_COLOR", "1")
     began = time.monotonic()
@@ -82,9 +86,11 @@ def run_demo(*, keep: bool) -> int:
         if done.returncode != scene.expect:
             out.print(
                 Text(
-                    f"this should have ended with exit code {int(scene.expect)}, not {done.returncode}",
+                    f"The demo stops here: exit code {int(scene.expect)} was due, not {done.returncode}. "
+                    f"What the host says: ddtree-ops -i lab logs {_HOST} --lines 50",
                     "bold red",
-                )
+                ),
+                soft_wrap=True,
             )
             code = int(ExitCode.CHECK_FAILED)
             break

@@ -25,16 +25,23 @@ def register(app: typer.Typer) -> None:
 
 
 @lab_app.command("up")
-def up(names: Names = None) -> None:
+def up(
+    names: Names = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="As new: forget what the hosts have written.")
+    ] = False,
+) -> None:
     """Build the image if needed and boot the hosts; those that run are left alone."""
     from ddtree_ops.lab import hosts
     from ddtree_ops.report.progress import progress_for
 
     with progress_for(err) as report:
+        if fresh:
+            hosts.down(names, progress=report)
         running = hosts.up(names, progress=report)
     for host in running:
         out.print(f"{host.name} is up at {host.address}:{host.port}", markup=False)
-    out.print("next: ddtree-ops -i lab deploy ct200", markup=False)
+    out.print(f"next: ddtree-ops -i lab deploy {running[0].name}", markup=False)
 
 
 @lab_app.command("down")

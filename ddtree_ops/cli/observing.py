@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +58,7 @@ def smoke(
     """One real completion on every host, then hold the unit, scan its journal, report acceptance and graphs."""
     from ddtree_ops.checks.smoke import SmokeReport, run_smoke
     from ddtree_ops.report.progress import progress_for
-    from ddtree_ops.report.summary import print_checks, print_diagnosis
+    from ddtree_ops.report.summary import print_answer, print_checks, print_diagnosis
     from ddtree_ops.results import exit_code_of, worst
 
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
@@ -94,6 +95,9 @@ def smoke(
         )
     else:
         print_checks(out, checks)
+        for name, outcome in done:
+            if outcome.chat is not None and outcome.chat.text:
+                print_answer(out, name, outcome.chat.text)
         for name, diagnosis in found:
             print_diagnosis(out, diagnosis, host=name)
     leave(failed, exit_code_of(worst(check.verdict for check in checks)) if done else None)
@@ -107,6 +111,9 @@ def logs(
         str | None,
         typer.Option("--grep", "-g", metavar="RE", help="Python regular expression, matched here."),
     ] = None,
+    fixed_strings: Annotated[
+        bool, typer.Option("--fixed-strings", "-F", help="--grep is plain text, no regular expression.")
+    ] = False,
     ignore_case: Annotated[bool, typer.Option("--ignore-case", help="Ignore case in --grep.")] = False,
     since: Annotated[
         str | None, typer.Option("--since", help="2h, '10 minutes ago', today, ISO 8601 (UTC).")
@@ -138,19 +145,20 @@ def logs(
             )
         if since is not None or invocation != "current":
             raise UsageError("--follow shows what is written from now on: leave out --since and --invocation")
-        _follow(targets[0], grep, ignore_case, lines, show)
+        _follow(targets[0], re.escape(grep) if grep and fixed_strings else grep, ignore_case, lines, show)
         return
 
     def one(target: Target) -> SearchResult:
         from ddtree_ops.service.control import UnitControl
-        from ddtree_ops.service.journal import search
 
         with open_session(target) as session:
-            entries = UnitControl(session, target.service.unit).entries(
-                invocation=invocation, since=since, lines=None if grep else lines
-            )
-            return search(
-                entries, grep, ignore_case=ignore_case, what=f"{target.name}: {target.service.unit}"
+            return UnitControl(session, target.service.unit).search(
+                grep,
+                invocation=invocation,
+                since=since,
+                lines=None if grep else lines,
+                ignore_case=ignore_case,
+                literal=fixed_strings,
             )
 
     outcomes = on_all(targets, one)
@@ -185,7 +193,7 @@ def diagnose(
     from ddtree_ops.report.summary import print_diagnosis
     from ddtree_ops.results import exit_code_of, worst
 
-    if what and all(word == "-" or Path(word).is_file() for word in what):
+    if what and any(word == "-" or _is_path(word) for word in what):
         reports = [(word, _diagnose_file(word)) for word in what]
         failed: list[OpsError] = []
     else:
@@ -212,6 +220,17 @@ def diagnose(
     leave(failed, exit_code_of(worst(report.verdict for _, report in reports)) if reports else None)
 
 
+def _is_path(word: str) -> bool:
+    """A log file rather than a host: it is there, or is written like a path."""
+    path = Path(word)
+    return (
+        path.is_file()
+        or path.is_absolute()
+        or len(path.parts) > 1
+        or path.suffix in {".log", ".txt", ".json"}
+    )
+
+
 def _diagnose_file(name: str) -> DiagnosisReport:
     from ddtree_ops.diagnose.api import diagnose as explain
     from ddtree_ops.diagnose.lines import read_log
@@ -228,14 +247,14 @@ def _diagnose_file(name: str) -> DiagnosisReport:
 def _follow(
     target: Target, grep: str | None, ignore_case: bool, lines: int | None, show: Callable[[str, Entry], None]
 ) -> None:
-    import re
-
     from ddtree_ops.service.control import UnitControl
 
     try:
         pattern = re.compile(grep or "", re.IGNORECASE if ignore_case else 0)
     except re.error as error:
-        raise UsageError(f"{grep!r} is not a regular expression: {error}") from error
+        raise UsageError(
+            f"{grep!r} is not a regular expression: {error}", hint="for plain text add --fixed-strings"
+        ) from error
     with (
         open_session(target) as session,
         UnitControl(session, target.service.unit).follow(lines=lines or 20) as entries,

@@ -76,6 +76,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     ROLLED_BACK = "rolled-back"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass
@@ -136,6 +137,7 @@ class Deployment:
         self._locked = False
         self._link: str | None = None
         self._failure: OpsError | None = None
+        self.step = ""
         self.state_left = "nothing was changed"
         self.changed = False
         self.worth_explaining = False
@@ -146,6 +148,7 @@ class Deployment:
     def phase(self, name: str, message: str = "") -> Iterator[None]:
         """Report a step's start, end and duration; errors get the host, the phase and the state left."""
         self._note = ""
+        self.step = name
         started = time.monotonic()
         self._emit(EventKind.START, name, message)
         try:
@@ -526,15 +529,14 @@ class Deployment:
     def _see_that_it_serves(self, good: Activation, service: Service, failed_run: str) -> None:
         back = Deployment(self.target.model_copy(update={"service": service}), self.session, self._report)
         back.activation, back._invocation = self.activation, self._invocation
-        self.state_left = (
-            f"the rollback to {good.release[:12]} is not healthy either: the service is down or broken"
-        )
-        back.state_left = self.state_left
         try:
             back.wait()
             back.smoke()
             back.signatures()
         except OpsError:
+            self.state_left = (
+                f"the rollback to {good.release[:12]} is not healthy either: the service is down or broken"
+            )
             back._record(self._need(back.activation), Verdict.FAIL)
             raise
         back.accept()
@@ -609,9 +611,11 @@ class Deployment:
         self.session.write_file(f"{kept}.json", service.model_dump_json().encode(), mode=0o600)
         self.activation = self._announce(release, unit_text, plan, reason)
         self.changed = True
-        self.state_left = f"{service.unit} is being switched to {release[:12]}"
+        unfinished = f"the switch of {service.unit} to {release[:12]} was not finished"
+        self.state_left = f"{unfinished}: the service may be stopped"
         self.worth_explaining = True
         self._stop_if_there()
+        self.state_left = f"{unfinished}: the service is stopped and nothing serves"
         self.session.swap_link(self.layout.current, self.layout.link_target(release))
         self._install(unit_text)
         self._invocation = self.control.start().state.invocation_id or None

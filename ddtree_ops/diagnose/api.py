@@ -18,6 +18,11 @@ _SENTENCE = re.compile(r"(?<=[\w)\]'\"])\.\s+(?=[A-Z])")
 __all__ = ["DiagnosisReport", "Searched", "diagnose"]
 
 
+def _short(time: str) -> str:
+    """Whole seconds; the zone is named where it is known to be UTC."""
+    return re.sub(r"[.,]\d+", "", time).replace("T", " ").replace("+00:00", "Z")
+
+
 @dataclass(frozen=True)
 class Searched:
     """How much was read, from when to when (as the lines have it)."""
@@ -28,7 +33,7 @@ class Searched:
     suppressed: int = 0
 
     def __str__(self) -> str:
-        span = f" from {self.begin} to {self.end}" if self.begin else ""
+        span = f" from {_short(self.begin)} to {_short(self.end)}" if self.begin else ""
         lost = f", {self.suppressed} lines suppressed by journald" if self.suppressed else ""
         return f"{self.lines} line{'' if self.lines == 1 else 's'}{span}{lost}"
 

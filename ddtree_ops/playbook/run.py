@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from ddtree_ops.deploy.deployment import Deployment, Outcome, Result
-from ddtree_ops.errors import ExitCode, OpsError, RolledBack
+from ddtree_ops.errors import ExitCode, Interrupted, OpsError, RolledBack
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook.models import Playbook, Step
 from ddtree_ops.remote.session import Session
@@ -24,6 +24,7 @@ Connector = Callable[[Target], Session]
 
 _PARALLEL = 16
 _WORST_FIRST = (
+    ExitCode.INTERRUPTED,
     ExitCode.ERROR,
     ExitCode.USAGE,
     ExitCode.CONFIG,
@@ -41,8 +42,8 @@ def run_playbook(
 ) -> list[Result]:
     """One result a target, in the order of ``targets``. A failing host does not stop the others.
 
-    One session a host: services of the same host take turns. Ctrl-C closes the sessions and says what state each
-    host under way was left in.
+    One session a host: services of the same host take turns. Ctrl-C (and SIGTERM, SIGHUP where the caller turns them
+    into KeyboardInterrupt) closes the sessions; the results say what state each host was left in.
 
     :raises ConfigError: a unit that cannot be written, before any host is changed.
     """
@@ -72,15 +73,13 @@ def run_playbook(
     with ThreadPoolExecutor(max_workers=min(len(hosts), _PARALLEL), thread_name_prefix="host") as pool:
         futures = {name: pool.submit(one_host, group) for name, group in hosts.items()}
         try:
-            found = {name: iter(future.result()) for name, future in futures.items()}
+            wait(futures.values())
         except KeyboardInterrupt:
-            for future in futures.values():
-                future.cancel()
             with guard:
                 interrupted.set()
                 for session in sessions:
                     session.close()
-            raise
+        found = {name: iter(future.result()) for name, future in futures.items()}
     return [next(found[target.host.name]) for target in targets]
 
 
@@ -90,7 +89,7 @@ def exit_code(results: Sequence[Result]) -> ExitCode:
 
 
 def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
-    """The worst, in the order error, usage, configuration, unreachable, lock, time-out, check, rolled back,
+    """The worst, in the order interrupted, error, usage, configuration, unreachable, lock, time-out, check, rolled back,
     inconclusive. No code at all is inconclusive."""
     found = set(codes)
     if found <= {ExitCode.OK}:
@@ -108,17 +107,14 @@ def _run_one(
     playbook: Playbook, target: Target, session: Session, report: Reporter, interrupted: threading.Event
 ) -> Result:
     deployment = Deployment(target, session, report)
-
-    def say_interrupted() -> None:
-        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.state_left, elapsed_s=0.0))
-
     try:
         failure = _run_steps(deployment, playbook, interrupted)
     except KeyboardInterrupt:
-        say_interrupted()
-        raise
+        failure = _interruption(deployment)
     if interrupted.is_set():
-        say_interrupted()
+        failure = _interruption(deployment)
+    if isinstance(failure, Interrupted):
+        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.state_left, elapsed_s=0.0))
     return Result(
         target.name,
         target.service.name,
@@ -129,6 +125,18 @@ def _run_one(
         evidence=deployment.evidence,
         error=failure,
         seconds=deployment.seconds,
+    )
+
+
+def _interruption(deployment: Deployment) -> Interrupted:
+    host = deployment.target.host.name
+    return Interrupted(
+        f"interrupted during {deployment.step or 'the start'}",
+        host=deployment.target.name,
+        state=deployment.state_left,
+        hint=f"ddtree-ops deploy {host}   (goes on from there: what is not validated is validated)"
+        if deployment.changed
+        else f"ddtree-ops deploy {host}",
     )
 
 
@@ -184,6 +192,8 @@ def _perform(deployment: Deployment, step: Step) -> None:
 def _outcome(deployment: Deployment, error: OpsError | None) -> Outcome:
     if isinstance(error, RolledBack):
         return Outcome.ROLLED_BACK
+    if isinstance(error, Interrupted):
+        return Outcome.INTERRUPTED
     if error is not None:
         return Outcome.FAILED
     if deployment.activation is not None and deployment.activation.reason != "validate":

@@ -11,18 +11,20 @@ from rich.text import Text
 from ddtree_ops.deploy.deployment import Outcome, Result
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.report.progress import duration
+from ddtree_ops.report.typed import typed
 from ddtree_ops.results import CheckResult, Verdict
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
 
-__all__ = ["print_checks", "print_diagnosis", "print_plan", "print_results"]
+__all__ = ["print_answer", "print_checks", "print_diagnosis", "print_plan", "print_results"]
 
 _STYLE = {
     Outcome.UNCHANGED: "green",
     Outcome.DEPLOYED: "green",
     Outcome.PASSED: "green",
     Outcome.ROLLED_BACK: "yellow",
+    Outcome.INTERRUPTED: "yellow",
     Outcome.FAILED: "bold red",
 }
 _SEVERITY = {"fatal": "bold red", "degraded": "bold yellow"}
@@ -38,7 +40,10 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
     """What happened on every host, then why, then what to type next."""
     for result in results:
         if result.diagnosis is not None and result.error is not None:
-            print_diagnosis(console, result.diagnosis, host=result.host)
+            if result.diagnosis.diagnoses:
+                print_diagnosis(console, result.diagnosis, host=result.host)
+            else:
+                _say(console, Text(f"{result.host}: no known cause stands in {result.diagnosis.searched}"))
     for result in results:
         total = sum(result.seconds.values())
         line = Text.assemble(
@@ -49,11 +54,11 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
         if result.plan is not None and result.error is None:
             line.append(f": {result.plan.wish.runtime} {result.plan.wish.release[:12]}")
             line.append(", nothing to change" if result.plan.empty else "")
-        console.print(line, soft_wrap=True)
+        _say(console, line)
         if result.error is not None:
             _indented(console, result.error.render(), 2)
         if result.evidence is not None:
-            console.print(Text(f"  evidence: {result.evidence}", "dim"), soft_wrap=True)
+            _indented(console, f"evidence: {result.evidence}", 2, "dim")
 
 
 def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
@@ -64,20 +69,30 @@ def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
         line = Text.assemble(
             (f"{mark} ", style), (f"{result.host:<8} ", "cyan"), (f"{result.name:<{width}}  ", "bold")
         )
-        console.print(line.append(result.summary), soft_wrap=True)
+        _say(console, line.append(result.summary))
         if result.verdict is not Verdict.PASS and result.hint:
             _indented(console, f"next: {result.hint}", 4)
+
+
+def print_answer(console: Console, host: str, text: str, *, lines: int = 4) -> None:
+    """The beginning of what the model said, for eyes to judge what no check can."""
+    shown = text.strip().splitlines()
+    _say(console, Text.assemble((f"{host} ", "cyan"), "answered:"))
+    for line in shown[:lines]:
+        _say(console, Text(line, "dim"), indent=4)
+    if len(shown) > lines:
+        _say(console, Text(f"... {len(shown) - lines} more lines", "dim"), indent=4)
 
 
 def print_plan(console: Console, plan: Plan) -> None:
     """The plan as a diff a person can read."""
     head = Text.assemble((f"{plan.wish.host} ", "bold cyan"), f"{plan.wish.unit}  {plan.wish.runtime} ")
     head.append(plan.wish.release[:12])
-    console.print(head, soft_wrap=True)
+    _say(console, head)
     if plan.empty:
         console.print(Text("  nothing to change", "green"))
     for change in plan.changes:
-        console.print(Text(f"  ~ {change.summary}"), soft_wrap=True)
+        _indented(console, f"~ {change.summary}", 2)
         for line in change.diff:
             style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
             console.print(Text(f"      {line}", style), soft_wrap=True)
@@ -87,25 +102,34 @@ def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = ""
     """Root cause first: what it is, what it means, its remedy, the lines it rests on."""
     where = f"{host}: " if host else ""
     if not report.diagnoses:
-        console.print(Text.assemble((where, "bold cyan"), report.headline()), soft_wrap=True)
+        _say(console, Text.assemble((where, "bold cyan"), report.headline()))
     for diagnosis in report.diagnoses:
         ranks = f" on {len(diagnosis.ranks)} ranks" if len(diagnosis.ranks) > 1 else ""
         title = (
             f"{diagnosis.signature}{ranks}: {diagnosis.title}",
             _SEVERITY.get(diagnosis.severity, "bold"),
         )
-        console.print(Text.assemble((where, "bold cyan"), title), soft_wrap=True)
+        _say(console, Text.assemble((where, "bold cyan"), title))
         _indented(console, diagnosis.explanation, 2)
         if diagnosis.remedy:
             _indented(console, f"remedy: {diagnosis.remedy}", 2)
         for text, line in {evidence.text: evidence.line for evidence in reversed(diagnosis.evidence)}.items():
             _indented(console, f"line {line}: {text}", 4, "dim")
-    if report.consequences:
+    if report.diagnoses and report.consequences:
         names = ", ".join(dict.fromkeys(consequence.title for consequence in report.consequences))
         _indented(console, f"then: {names}", 2, "dim")
 
 
 def _indented(console: Console, text: str, columns: int, style: str = "") -> None:
-    """Whole lines, never folded: people paste them."""
-    for line in text.splitlines():
-        console.print(Text(" " * columns + line, style), soft_wrap=True)
+    for line in typed(text).splitlines():
+        _say(console, Text(line, style), indent=columns)
+
+
+def _say(console: Console, line: Text, *, indent: int = 0) -> None:
+    """One line; on a terminal folded between words under itself, elsewhere whole, for people paste and grep it."""
+    if not console.is_terminal:
+        console.print(Text(" " * indent).append_text(line), soft_wrap=True)
+        return
+    hang = indent + 2
+    for number, part in enumerate(line.wrap(console, max(console.width - hang, 20))):
+        console.print(Text(" " * (hang if number else indent)).append_text(part), soft_wrap=True)

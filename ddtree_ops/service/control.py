@@ -629,6 +629,7 @@ class UnitControl:
         lines: int | None = None,
         after_cursor: str | None = None,
         ignore_case: bool = False,
+        literal: bool = False,
     ) -> SearchResult:
         """Search the unit's journal; see :func:`ddtree_ops.service.journal.search`.
 
@@ -638,8 +639,14 @@ class UnitControl:
             invocation=invocation, since=since, until=until, lines=lines, after_cursor=after_cursor
         )
         try:
-            return search(entries, pattern, ignore_case=ignore_case, what=f"journal of {self.unit}")
-        except Inconclusive as error:
+            return search(
+                entries,
+                pattern,
+                ignore_case=ignore_case,
+                literal=literal,
+                what=f"journal of {self.unit}",
+            )
+        except Inconclusive:
             shown, last = self._commands(_show(self.unit), _LAST_ENTRY)
             state, cursor = self._state(shown), self._cursor(last)
             if cursor is None:
@@ -647,15 +654,20 @@ class UnitControl:
             elif not state.exists:
                 reason = f"{self.unit} does not exist on this host"
             elif since is not None or until is not None:
-                reason = (
-                    "the journal is readable and the unit exists: nothing was written in the time asked for"
-                )
+                reason = "the journal is readable and the unit exists, and nothing was written in the time asked for"
             elif after_cursor is not None:
                 reason = "the journal is readable and the unit exists: nothing was written since then"
             else:
                 reason = "the journal is readable and the unit exists: it never ran, or its entries were rotated away"
-            error.details = (*error.details, reason, state.describe())
-            raise error.at(host=self.session.host, phase="journal") from None
+            raise Inconclusive(
+                f"nothing to search: {reason}",
+                host=self.session.host,
+                phase="journal",
+                details=(state.describe(),) if state.exists else (),
+                hint=f"ddtree-ops logs {self.session.host} --invocation all"
+                if state.exists
+                else f"ddtree-ops deploy {self.session.host}",
+            ) from None
 
     def port_owner(self, port: int, address: str | None = None) -> tuple[PortOwner, ...]:
         """Who listens on a TCP port of the host; empty: nobody. One round trip.

@@ -329,6 +329,7 @@ class SearchResult:
     :param searched: entries looked at (never 0: that raises instead).
     :param suppressed: messages that journald itself dropped (rate limit): they were never written anywhere.
     :param damaged: lines of output that could not be read.
+    :param literal: entries that hold the pattern as plain text, where it was read as a regular expression.
     """
 
     searched: int
@@ -337,6 +338,7 @@ class SearchResult:
     matches: tuple[Entry, ...]
     suppressed: int
     damaged: int
+    literal: int = 0
 
     @property
     def complete(self) -> bool:
@@ -355,6 +357,8 @@ class SearchResult:
             )
         if self.damaged:
             text += f"; {self.damaged} entries could not be read"
+        if self.literal and not self.matches:
+            text += f"; {self.literal} hold it as plain text: add --fixed-strings"
         return text
 
 
@@ -363,28 +367,32 @@ def search(
     pattern: str | None,
     *,
     ignore_case: bool = False,
+    literal: bool = False,
     damaged: int | Callable[[], int] = 0,
     what: str = "the journal",
 ) -> SearchResult:
     """Search messages with Python's ``re`` (``journalctl --grep`` may be compiled out, and guesses at case).
 
     :param pattern: a regular expression, searched anywhere in the message; None matches every entry.
+    :param literal: the pattern is plain text, no regular expression.
     :param damaged: unreadable lines, where ``entries`` is not an :class:`Entries` that knows by itself.
     :param what: named in the error where nothing was readable.
     :raises UsageError: for a bad regular expression.
     :raises Inconclusive: without a single readable entry: that is no "nothing found".
     """
     try:
-        regexp = re.compile(pattern or "", re.IGNORECASE if ignore_case else 0)
+        text = re.escape(pattern or "") if literal else pattern or ""
+        regexp = re.compile(text, re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise UsageError(
             f"{pattern!r} is not a regular expression: {error}",
-            hint="a literal parenthesis is written \\(",
+            hint="for plain text add --fixed-strings",
         ) from error
     searched = suppressed = 0
     first: datetime | None = None
     last: datetime | None = None
     matches: list[Entry] = []
+    as_text = 0
     for entry in entries:
         searched += 1
         first = entry.time if first is None or entry.time < first else first
@@ -395,6 +403,8 @@ def search(
                 suppressed += int(dropped.group(1))
         if regexp.search(entry.message):
             matches.append(entry)
+        elif pattern and pattern in entry.message:
+            as_text += 1
     if isinstance(entries, Entries):
         lost = entries.damaged
     else:
@@ -406,4 +416,4 @@ def search(
             "system journal (root or group systemd-journal), was it rotated away (journalctl --header), is it "
             "volatile (lost at a reboot without /var/log/journal)",
         )
-    return SearchResult(searched, first, last, tuple(matches), suppressed, lost)
+    return SearchResult(searched, first, last, tuple(matches), suppressed, lost, as_text)

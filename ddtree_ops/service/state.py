@@ -251,8 +251,8 @@ class UnitState:
             dumped = ", core dumped" if self.exec_main_code == _DUMPED else ""
             if self.result == "oom-kill":
                 return f"killed by {name} ({status}): out of memory (systemd reports oom-kill)"
-            if status == signal.SIGKILL:
-                return f"killed by {name} ({status}){dumped}: sglang ends itself so, after a crash and after a clean stop"
+            if status == signal.SIGKILL and not dumped:
+                return f"killed by {name} ({status}), as sglang ends itself"
             return f"killed by {name} ({status}){dumped}"
         meaning = _EXIT_NAMES.get(status, "")
         return f"exit status {status}" + (f" ({meaning})" if meaning else "")

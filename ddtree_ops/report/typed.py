@@ -1,0 +1,26 @@
+"""Commands in hints and remedies, as the user would have to type them here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+__all__ = ["remember_inventory", "typed"]
+
+_COMMAND = re.compile(
+    r"\bddtree-ops (?=(?:deploy|run|smoke|logs|diagnose|patch check|runtime)\b)(?![^;\n]* -i )"
+)
+_given: list[str] = []
+
+
+def remember_inventory(name: str | None) -> None:
+    """The user named an inventory on the command line: commands that we print name it too. None forgets it."""
+    _given[:] = [] if name is None else [name]
+
+
+def typed(text: str) -> str:
+    """``text`` with ``-i NAME`` added to the commands in it, where the user gave one."""
+    if not _given:
+        return text
+    words = f"ddtree-ops -i {shlex.quote(_given[0])} "
+    return _COMMAND.sub(lambda match: words, text)
