@@ -272,7 +272,7 @@ def run_smoke(
             "text",
             "speculation",
             "graphs",
-            why="the unit is not what it was when it was found ready",
+            why="the service does not run",
         )
         return _finish(run, baseline_unit or before, None, None)
     cursor = run.control.cursor()
@@ -415,7 +415,9 @@ def _stable(
             host=run.host,
             facts=facts,
             evidence=tuple(evidence),
-            hint=f"ddtree-ops logs {run.host} --invocation {before.invocation_id or 'current'}",
+            hint=f"ddtree-ops logs {run.host} --invocation {before.invocation_id or 'current'}"
+            if before.exists
+            else f"ddtree-ops deploy {run.host}",
         )
     return CheckResult(
         "smoke.stable",

@@ -312,7 +312,9 @@ def wait_ready(
             host=host,
             phase=phase,
             state=_state(latest),
-            hint=f"ddtree-ops logs {host} --invocation {machine.invocation or 'current'}",
+            hint=f"ddtree-ops deploy {host}"
+            if kind == "not-found"
+            else f"ddtree-ops logs {host} --invocation {machine.invocation or 'current'}",
             details=tuple(details),
         )
 

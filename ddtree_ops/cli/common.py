@@ -163,8 +163,9 @@ def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T
 def leave(failed: Sequence[OpsError], code: ExitCode | None) -> None:
     """Print the errors and leave with the worst code; ``code`` is that of the hosts without one, None: no such host."""
     from ddtree_ops.playbook.run import worst_code
+    from ddtree_ops.report.typed import typed
 
     for error in failed:
-        err.print(f"error: {error.render()}", markup=False, soft_wrap=True)
+        err.print(f"error: {typed(error.render())}", markup=False, soft_wrap=True)
     codes = [error.exit_code for error in failed]
     raise typer.Exit(int(worst_code(codes if code is None else [*codes, code])))
