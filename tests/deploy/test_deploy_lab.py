@@ -265,16 +265,37 @@ def test_ctrl_c_says_what_state_every_host_is_left_in(fresh):
     env = {**fresh.env, "DDTREE_OPS_INVENTORY": str(fresh.inventory)}
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
-        waiting = 0
+        waiting: set[str] = set()
         for line in client.stdout:
-            waiting += " wait: ..." in line and "FAILED" not in line
-            if waiting == 2:
+            if " wait: ..." in line:
+                waiting.add(line.split()[1])
+            if len(waiting) == 2:
                 break
         client.send_signal(signal.SIGINT)
         rest = client.stdout.read()
     assert client.returncode == 130, rest
     for host in ("ct200", "b300"):
         assert f"{host} interrupted: FAILED sglang-k26-ddtree.service was started from " in rest
+        assert f"next:  ddtree-ops deploy {host}   (goes on from there" in rest
+
+
+def test_sigterm_is_an_interruption_and_the_next_deploy_validates(fresh):
+    fresh.reset("ct200")
+    argv = [sys.executable, "-m", "ddtree_ops", "deploy", "ct200", "--json"]
+    env = {**fresh.env, "DDTREE_OPS_INVENTORY": str(fresh.inventory)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None and client.stderr is not None
+        for line in client.stderr:
+            if " wait: ..." in line:
+                break
+        client.send_signal(signal.SIGTERM)
+        (result,) = json.loads(client.stdout.read())
+    assert client.returncode == 130
+    assert result["outcome"] == "interrupted"
+    assert "is not validated" in result["error"]
+    code, result, log = deploy(fresh, "ct200")
+    assert code == 0, log
+    assert [change["kind"] for change in result["plan"]["changes"]] == ["validate"]
 
 
 def test_secrets_reach_the_process_and_nothing_else(fresh):
