@@ -12,7 +12,7 @@ MASK = "********"
 
 _KEY = (
     r"(?:[\w-]*api[_-]?key|[\w-]*(?:access|auth|bearer|hf|hub|refresh)[_-]?token"
-    r"|[\w-]*password|[\w-]*secret(?:[_-]?key)?|authorization)"
+    r"|[\w-]*password|[\w-]*secret(?:[\w-]*key)?|authorization)"
 )
 _PATTERNS = (
     re.compile(rf"(?i)(?<![\w-])(--?{_KEY}[= ]+)('[^']*'|\"[^\"]*\"|\S+)"),

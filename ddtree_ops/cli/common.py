@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from ddtree_ops.errors import ExitCode, OpsError
+from ddtree_ops.report.output import Output
 
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import Inventory, Target
@@ -38,17 +37,8 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-
-class _Console(Console):
-    """Goes on in silence when its reader has gone (``| head -1``): a deployment under way is worth more."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-
-out = _Console(highlight=False)
-err = _Console(stderr=True, highlight=False)
+out = Output()
+err = Output(stderr=True)
 
 Hosts = Annotated[list[str] | None, typer.Argument(help="Host names, groups or globs.", show_default=False)]
 InventoryOption = Annotated[

@@ -169,9 +169,13 @@ def check(
     ],
     inventory: InventoryOption = None,
     block_size: Annotated[
-        int, typer.Option("--block-size", min=2, help="Tokens the drafter proposes a step.")
-    ] = 8,
-    budget: Annotated[int, typer.Option("--budget", min=1, help="Nodes of the tree, root not counted.")] = 32,
+        int | None,
+        typer.Option("--block-size", min=2, help="Tokens the drafter proposes a step; a host's own, else 8."),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option("--budget", min=1, help="Nodes of the tree, root not counted; a host's own, else 32."),
+    ] = None,
     service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -188,19 +192,21 @@ def check(
     raise typer.Exit(int(exit_code_of(result.verdict)))
 
 
-def _check(what: str, inventory: str | None, service: str | None, block_size: int, budget: int) -> PatchCheck:
+def _check(
+    what: str, inventory: str | None, service: str | None, block_size: int | None, budget: int | None
+) -> PatchCheck:
     from ddtree_ops.inventory import load_inventory, select
     from ddtree_ops.runtime import build as build_bundle
     from ddtree_ops.runtime import check_path, check_source
 
     if Path(what).exists():
-        return check_path(what, block_size=block_size, budget=budget)
+        return check_path(what, block_size=block_size or 8, budget=budget or 32)
     loaded = load_inventory(inventory)
     if what in loaded.runtimes:
         spec = loaded.runtimes[what]
         bundle = build_bundle(spec, progress=_say)
         return check_path(
-            bundle.root.parent, description=spec.description, block_size=block_size, budget=budget
+            bundle.root.parent, description=spec.description, block_size=block_size or 8, budget=budget or 32
         )
     from ddtree_ops.cli.common import open_session
     from ddtree_ops.service.layout import Layout
@@ -212,14 +218,14 @@ def _check(what: str, inventory: str | None, service: str | None, block_size: in
             hint=f"one at a time: ddtree-ops patch check {targets[0].host.name} --service {targets[0].service.name}",
         )
     (target,) = targets
-    current = Layout.of(target).current
+    current, speculative = Layout.of(target).current, target.service.speculative
     with open_session(target) as session:
         return check_source(
             lambda path: session.read_file(f"{current}/{path}"),
             where=f"{target.host.name}:{current}",
             description=target.runtime.description,
-            block_size=block_size,
-            budget=budget,
+            block_size=block_size or (speculative.block_size if speculative else 8),
+            budget=budget or (speculative.budget if speculative else None) or 32,
         )
 
 

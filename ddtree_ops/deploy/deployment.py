@@ -317,7 +317,7 @@ class Deployment:
 
     def wait(self, *, load_timeout: float | None = None, stall_timeout: float | None = None) -> None:
         """Follow the start until the engine is ready, or ends."""
-        if self._settled:
+        if self.settled:
             return
         from ddtree_ops.checks.wait import wait_ready
 
@@ -343,7 +343,7 @@ class Deployment:
         min_accept_length: float | None = None,
     ) -> None:
         """One real completion, then the unit is held; see :mod:`ddtree_ops.checks.smoke`."""
-        if self._settled:
+        if self.settled:
             return
         from ddtree_ops.checks.smoke import run_smoke
 
@@ -362,7 +362,7 @@ class Deployment:
 
     def signatures(self) -> None:
         """Scan the invocation's journal for fatal signatures."""
-        if self._settled:
+        if self.settled:
             return
         from ddtree_ops.checks.signatures import signatures
 
@@ -560,7 +560,7 @@ class Deployment:
     # -- inside --------------------------------------------------------------------------------------------
 
     @property
-    def _settled(self) -> bool:
+    def settled(self) -> bool:
         """True when a plan was made and holds nothing to do."""
         return self.plan is not None and self.plan.empty
 

@@ -6,6 +6,7 @@ Every model forbids unknown keys and is frozen. Durations are seconds (float); Y
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from pathlib import PurePosixPath
@@ -73,6 +74,17 @@ def _not_boolean(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_not_boolean)]
 """A whole number; pydantic alone would take ``true`` for 1."""
+
+
+def _ip_address(value: str) -> str:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not an IP address such as 127.0.0.1 or 0.0.0.0") from None
+    return value
+
+
+IPAddress = Annotated[str, AfterValidator(_ip_address)]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
@@ -187,7 +199,7 @@ class Service(_Model):
     served_name: str | None = Field(
         default=None, description="--served-model-name; the smoke check insists on it"
     )
-    bind: str = Field(default="127.0.0.1", description="address the engine listens on")
+    bind: IPAddress = Field(default="127.0.0.1", description="IP address the engine listens on")
     port: Int = Field(default=30001, ge=1, le=65535, description="port the engine listens on")
     tensor_parallel: Int = Field(default=1, ge=1, description="number of GPUs one model is spread over")
     speculative: Speculative | None = Field(default=None, description="left out: no speculation")

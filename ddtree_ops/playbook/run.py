@@ -11,7 +11,7 @@ from typing import Any
 from ddtree_ops.deploy.deployment import Deployment, Outcome, Result
 from ddtree_ops.errors import ExitCode, Interrupted, OpsError, RolledBack
 from ddtree_ops.inventory.models import Target
-from ddtree_ops.playbook.models import Playbook, Step
+from ddtree_ops.playbook.models import Playbook, Smoke, Step
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import Event, EventKind, Reporter
 from ddtree_ops.secret import redact
@@ -23,6 +23,7 @@ Connector = Callable[[Target], Session]
 """Opens the session of a target's host; raises UnreachableError."""
 
 _PARALLEL = 16
+_TOUCHING = ("activate", "start", "stop", "restart")
 _WORST_FIRST = (
     ExitCode.INTERRUPTED,
     ExitCode.ERROR,
@@ -142,7 +143,9 @@ def _interruption(deployment: Deployment) -> Interrupted:
 
 def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threading.Event) -> OpsError | None:
     try:
-        for step in playbook.steps:
+        for number, step in enumerate(playbook.steps):
+            if step.kind in _TOUCHING and not deployment.settled:
+                _check_ahead(deployment, playbook.steps[number:])
             _perform(deployment, step)
     except OpsError as error:
         return error if interrupted.is_set() else _after_failure(deployment, playbook, error)
@@ -151,6 +154,23 @@ def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threadin
     except OpsError as error:
         return error
     return None
+
+
+def _check_ahead(deployment: Deployment, steps: Sequence[Step]) -> None:
+    """What a later step would refuse is refused before the service is touched: a load takes many minutes.
+
+    :raises UsageError: a misspelt prompt.
+    """
+    from ddtree_ops.checks.prompts import resolve_prompt
+
+    for step in steps:
+        if isinstance(step, Smoke):
+            try:
+                resolve_prompt(step.prompt or deployment.target.service.health.prompt)
+            except OpsError as error:
+                raise error.at(
+                    host=deployment.target.name, phase="smoke", state=deployment.state_left
+                ) from None
 
 
 def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) -> OpsError:

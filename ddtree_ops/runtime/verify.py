@@ -63,7 +63,7 @@ def verify_bundle(bundle: Bundle) -> tuple[Difference, ...]:
     """
     tops = {entry.path.partition("/")[0] for entry in bundle.files}
     try:
-        if bundle.root.name == "tree" or not bundle.root.exists():
+        if not (bundle.root / MANIFEST).is_file():
             return compare(bundle.files, _scan(bundle, ""))
         return compare(bundle.files, [entry for top in sorted(tops) for entry in _scan(bundle, top)])
     except (OSError, ValueError) as error:

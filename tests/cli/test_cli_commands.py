@@ -201,3 +201,25 @@ def test_a_terminal_that_knows_only_ascii_is_no_reason_to_die(inventory, tmp_pat
     ended = _process("playbook", "show", str(playbook), stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
     assert ended.returncode == 0
     assert "p: w?rmt auf ?" in ended.stdout
+
+
+def test_a_misspelt_prompt_of_the_service_is_found_before_anything_is_touched(tmp_path: Path):
+    """Through a playbook that would restart: refused while the unit is as it was."""
+    from ddtree_ops.inventory import load_inventory, select
+    from ddtree_ops.playbook.load import load_playbook
+    from ddtree_ops.playbook.run import run_playbook
+    from ddtree_ops.remote import connect_local
+
+    (target,) = select(load_inventory("lab"), ["ct200"])
+    health = target.service.health.model_copy(update={"prompt": "quiksort"})
+    target = target.model_copy(update={"service": target.service.model_copy(update={"health": health})})
+    path = tmp_path / "again.yaml"
+    path.write_text("schema: 1\nsteps: [restart, wait, smoke]\n", encoding="utf-8")
+    (result,) = run_playbook(
+        load_playbook(path), [target], connect=lambda _: connect_local("ct200"), report=lambda _: None
+    )
+    assert result.error is not None
+    assert result.error.exit_code == 2
+    assert "quicksort" in result.error.render()
+    assert result.error.state == "nothing was changed"
+    assert result.seconds == {}

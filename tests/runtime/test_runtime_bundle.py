@@ -405,3 +405,12 @@ class TestVendor:
         assert (folder / "sglang/version.py").read_text() == "# mine\n"
         vendored = vendor(RuntimeSpec(base=str(small_tree)), folder, force=True)
         assert verify_bundle(vendored) == () and vendored.patches == (PATCH,)
+
+
+def test_a_vendored_folder_may_be_called_tree(tmp_path: Path, cache: Path, small_tree: Path) -> None:
+    spec = RuntimeSpec(name="own", description="sglang-0.5.11", base=str(small_tree), patches=[])
+    bundle = vendor(spec, tmp_path / "tree")
+    (tmp_path / "tree" / ".git").mkdir()
+    (tmp_path / "tree" / ".git" / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
+    assert verify_bundle(open_bundle(tmp_path / "tree")) == ()
+    assert bundle.root == tmp_path / "tree"

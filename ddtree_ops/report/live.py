@@ -1,0 +1,85 @@
+"""The live display of progress, for terminals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from ddtree_ops.report.progress import duration
+from ddtree_ops.results import Event, EventKind
+
+__all__ = ["LiveProgress"]
+
+_MARKS = {EventKind.DONE: ("✓", "green"), EventKind.FAIL: ("✗", "bold red"), EventKind.NOTE: ("·", "dim")}
+
+
+class LiveProgress:
+    """Finished phases scroll by; what is under way stays at the bottom with a bar or a spinner."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._running: dict[tuple[str, str], tuple[Event, float, Spinner]] = {}
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=True)
+
+    def __call__(self, event: Event) -> None:
+        """Update the display."""
+        key = (event.host, event.phase)
+        with self._lock:
+            if event.kind in (EventKind.START, EventKind.PROGRESS):
+                _, since, spinner = self._running.get(key, (event, time.monotonic(), Spinner("dots")))
+                self._running[key] = (event, since, spinner)
+                return
+            if event.kind is not EventKind.NOTE:
+                self._running.pop(key, None)
+        self._console.print(_finished_line(event))
+
+    def _render(self) -> RenderableType:
+        with self._lock:
+            running = list(self._running.values())
+        return Group(*(_running_line(event, since, spinner) for event, since, spinner in running))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._running.clear()
+        self._live.stop()
+
+
+def _finished_line(event: Event) -> Text:
+    mark, style = _MARKS[event.kind]
+    took = f"{duration(event.elapsed_s):>6}" if event.elapsed_s is not None else " " * 6
+    return Text.assemble(
+        (f"{mark} ", style), (f"{event.host:<8} ", "cyan"), (f"{event.phase:<10} ", "bold"), (f"{took}  ", "dim"),
+        (event.message, "red" if event.kind is EventKind.FAIL else ""),
+    )  # fmt: skip
+
+
+def _running_line(event: Event, since: float, spinner: Spinner) -> RenderableType:
+    line = Table.grid(padding=(0, 1))
+    took = duration(time.monotonic() - since)
+    cells: list[RenderableType] = [
+        spinner,
+        Text(f"{event.host:<8}", "cyan"),
+        Text(f"{event.phase:<10}", "bold"),
+    ]
+    cells.append(Text(f"{took:>6}", "dim"))
+    if event.fraction is not None:
+        cells.append(ProgressBar(total=1.0, completed=event.fraction, width=24))
+    cells.append(Text(event.message, overflow="ellipsis", no_wrap=True))
+    line.add_row(*cells)
+    return line
