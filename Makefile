@@ -1,6 +1,8 @@
-# make demo   sets everything up and shows the main job on lab hosts
-# make test   sets up and runs all tests
-# make lint   ruff, mypy, layering
+# make demo      set everything up and show the main job on lab hosts
+# make test      set up, lint, run all tests
+# make lint      ruff, mypy, layers
+# make lab-down  power the lab hosts off
+# make clean     remove the virtual environment and caches
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,26 +10,27 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test lint bench lab-down clean
+.PHONY: help setup demo test lint lab-down clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install -y python3-venv"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
 
 setup: $(STAMP)
 
-system:
-	@sh tools/system-packages.sh
-
-demo: system setup
+demo:
+	@PYTHON=$(PYTHON) sh tools/system-packages.sh
+	@$(MAKE) --no-print-directory setup
 	$(BIN)/ddtree-ops demo
 
-test: system setup lint
+test:
+	@PYTHON=$(PYTHON) sh tools/system-packages.sh test
+	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest
 
 lint: setup

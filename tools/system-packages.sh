@@ -1,33 +1,42 @@
 #!/bin/sh
-# Install what lab hosts need: root, systemd-nspawn, mmdebstrap, an ssh client, git, rsync.
-# Prints exactly what is missing where it cannot install.
+# Install the Debian or Ubuntu packages that `make demo` and `make test` need; say exactly what is missing where that
+# cannot be done. `system-packages.sh test` adds what only the tests need. DDTREE_OPS_SKIP_LAB=1: no lab hosts, no root.
 set -eu
 
-need=""
-want() { command -v "$1" >/dev/null 2>&1 || need="$need $2"; }
-want mmdebstrap mmdebstrap
-want systemd-nspawn systemd-container
-want systemd-analyze systemd
-want ssh openssh-client
-want sshd openssh-server
+packages=""
+want() { command -v "$1" >/dev/null 2>&1 || packages="$packages $2"; }
 want git git
-want rsync rsync
-
-[ -n "$need" ] || [ "$(id -u)" -ne 0 ] || exit 0
-if [ "$(id -u)" -ne 0 ]; then
-    echo "lab hosts are real systemd containers and need root: run this again with sudo" >&2
-    [ -z "$need" ] || echo "missing packages:$need   (sudo apt-get install -y$need)" >&2
+"${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"
+if [ "${DDTREE_OPS_SKIP_LAB:-}" != 1 ]; then
+    want mmdebstrap mmdebstrap
+    want systemd-nspawn systemd-container
+    want ssh openssh-client
+    if [ "${1:-}" = test ]; then
+        want systemd-analyze systemd
+        [ -x /usr/sbin/sshd ] || packages="$packages openssh-server"
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "lab hosts are real systemd containers and need root: run this again with sudo" >&2
+        [ "${1:-}" != test ] || echo "or leave their tests out: DDTREE_OPS_SKIP_LAB=1 make test" >&2
+        [ -z "$packages" ] || echo "also missing: sudo apt-get install -y$packages" >&2
+        exit 1
+    fi
+fi
+[ -n "$packages" ] || exit 0
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "missing: sudo apt-get install -y$packages" >&2
     exit 1
 fi
-command -v apt-get >/dev/null 2>&1 || { echo "missing:$need (no apt-get here: install them with your package manager)" >&2; exit 1; }
-echo "installing:$need"
+
+echo "installing:$packages"
 export DEBIAN_FRONTEND=noninteractive
+# Tests start an sshd of their own; no service of this machine is to be started by installing one.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT INT TERM
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod 755 $policy
+fi
 apt-get update -qq
-# The server is for tests that start an sshd of their own: no service of the machine is started.
-printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d.ddtree-ops
-chmod 755 /usr/sbin/policy-rc.d.ddtree-ops
-own_policy=no
-if [ ! -e /usr/sbin/policy-rc.d ]; then mv /usr/sbin/policy-rc.d.ddtree-ops /usr/sbin/policy-rc.d; own_policy=yes; else rm -f /usr/sbin/policy-rc.d.ddtree-ops; fi
-trap '[ $own_policy = no ] || rm -f /usr/sbin/policy-rc.d' EXIT
 # shellcheck disable=SC2086
-apt-get install -y -qq --no-install-recommends $need >/dev/null
+apt-get install -y -qq --no-install-recommends $packages >/dev/null
