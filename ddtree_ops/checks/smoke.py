@@ -27,7 +27,7 @@ from ddtree_ops.secret import Secret, redact
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.state import UnitState
 
-__all__ = ["SmokeReport", "judge_completion", "run_smoke", "smoke"]
+__all__ = ["SmokeReport", "judge_completion", "run_smoke"]
 
 _DECODE_STEPS = 48
 """A little more than the 40 decode steps after which the server logs a line."""
@@ -47,40 +47,6 @@ class SmokeReport:
     def verdict(self) -> Verdict:
         """The worst of the sub-results."""
         return worst(result.verdict for result in self.results)
-
-
-def smoke(
-    session: Session,
-    target: Target,
-    *,
-    prompt: str | None = None,
-    report: Reporter,
-    max_tokens: int | None = None,
-    window: float | None = None,
-    request_timeout: float | None = None,
-    api_key: Secret | None = None,
-    min_accept_length: float | None = None,
-    quality: bool = True,
-    baseline_unit: UnitState | None = None,
-    phase: str = "smoke",
-) -> list[CheckResult]:
-    """The sub-results of :func:`run_smoke`."""
-    return list(
-        run_smoke(
-            session,
-            target,
-            prompt=prompt,
-            report=report,
-            max_tokens=max_tokens,
-            window=window,
-            request_timeout=request_timeout,
-            api_key=api_key,
-            min_accept_length=min_accept_length,
-            quality=quality,
-            baseline_unit=baseline_unit,
-            phase=phase,
-        ).results
-    )
 
 
 def judge_completion(chat: Chat, *, max_tokens: int, host: str = "") -> CheckResult:
