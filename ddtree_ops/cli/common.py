@@ -112,6 +112,8 @@ def play(
 
     :param overrides: step kind -> arguments given on the command line.
     """
+    import fabric  # noqa: F401  before the threads that connect: from then on they wait for hosts, not for this one
+
     from ddtree_ops.remote.ahead import Ahead
 
     first = {target.host.name: target for target in targets}
@@ -119,8 +121,9 @@ def play(
         from ddtree_ops.playbook.load import load_playbook
         from ddtree_ops.playbook.run import exit_code, run_playbook
         from ddtree_ops.report.progress import progress_for
-        from ddtree_ops.report.summary import print_results
 
+        if not as_json:
+            from ddtree_ops.report.summary import print_results
         playbook = load_playbook(playbook_name)
         if overrides:
             playbook = playbook.with_arguments(overrides)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, out, print_json
 from ddtree_ops.secret import MASK, is_secret_name
@@ -57,6 +56,8 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
         shown = {target.host.name: _shown(target.host) for target in targets}
         print_json({"schema": 1, "path": loaded.path, "hosts": shown, "groups": loaded.groups})
         return
+    from rich.text import Text
+
     out.print(loaded.path, style="dim", markup=False, soft_wrap=True)
     for target in targets:
         host, service = target.host, target.service

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from ddtree_ops.cli.common import (
     Hosts,
@@ -283,6 +282,8 @@ def _entry_printer(*, many: bool, as_json: bool) -> Callable[[str, Entry], None]
             sys.stdout.flush()
 
         return show_json
+
+    from rich.text import Text
 
     def show(host: str, entry: Entry) -> None:
         line = Text.assemble(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from ddtree_ops.cli.common import InventoryOption, JsonOption, ServiceOption, err, out, print_json
 from ddtree_ops.errors import CheckFailed, UsageError
@@ -234,6 +233,8 @@ def _print_check(what: str, result: PatchCheck) -> None:
         f"{what}: {result.summary}", markup=False, soft_wrap=True, style="green" if result.ok else "bold red"
     )
     if result.sizing is not None:
+        from rich.table import Table
+
         table = Table(box=None, padding=(0, 2), pad_edge=False)
         for heading in ("worker", "algorithm", "tokens a request", "sent", ""):
             table.add_column(heading, justify="left")

@@ -39,6 +39,7 @@ from ddtree_ops.deploy.plan import (
     text_sha256,
 )
 from ddtree_ops.errors import (
+    BuildError,
     CheckFailed,
     ExitCode,
     Inconclusive,
@@ -52,6 +53,7 @@ from ddtree_ops.errors import (
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.remote.session import Reply, Request, Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Reporter, Verdict, worst
+from ddtree_ops.runtime import Bundle, PatchCheck, PatchState, build, check_source, compare
 from ddtree_ops.secret import redact, secret_values
 from ddtree_ops.service.control import StartReport, StopReport, UnitControl
 from ddtree_ops.service.journal import Entry
@@ -61,7 +63,6 @@ from ddtree_ops.service.unit import render_unit
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
-    from ddtree_ops.runtime import Bundle
 
 __all__ = ["Deployment", "Outcome", "Result"]
 
@@ -111,15 +112,20 @@ class Result:
 
 
 class Deployment:
-    """See the module docstring. One thread uses one Deployment."""
+    """See the module docstring. One thread uses one Deployment.
 
-    def __init__(self, target: Target, session: Session, report: Reporter) -> None:
+    :param bundle: of the target's runtime, where it is known before the build step.
+    """
+
+    def __init__(
+        self, target: Target, session: Session, report: Reporter, *, bundle: Bundle | None = None
+    ) -> None:
         self.target = target
         self.session = session
         self.layout = Layout.of(target)
         self.control = UnitControl(session, target.service.unit)
         self.unit_text = render_unit(target)
-        self.bundle: Bundle | None = None
+        self.bundle = bundle
         self.observed: Observed | None = None
         self.plan: Plan | None = None
         self.activation: Activation | None = None
@@ -129,6 +135,8 @@ class Deployment:
         self.seconds: dict[str, float] = {}
         self._report = report
         self._note = ""
+        self._whole: Callable[[], bool] | None = None
+        self._runner: PatchCheck | None = None
         self._verified_on_push = False
         self._invocation: str | None = None
         self._entries: list[Entry] | None = None
@@ -181,7 +189,11 @@ class Deployment:
 
         with self.phase("preflight"):
             self._lock()
-            probe, *replies = self._look(Request("run", {"argv": probe_argv(self.target)}))
+            look = self._look(Request("run", {"argv": probe_argv(self.target)}))
+            self._begin_check()
+            owners = self.control.port_owner(self.target.service.port, self.target.service.bind)
+            self._check_built()
+            probe, *replies = look()
             self.observed = self._observed(replies)
             if self.observed.state.running and self.observed.release:
                 self.state_left = f"nothing was changed: release {self.observed.release[:12]} keeps serving"
@@ -196,7 +208,7 @@ class Deployment:
             results = judge(
                 self.target,
                 facts,
-                self.control.port_owner(self.target.service.port, self.target.service.bind),
+                owners,
                 drop_ins=self.observed.state.drop_in_paths,
             )
             self._keep(results)
@@ -216,12 +228,11 @@ class Deployment:
 
     def build(self) -> None:
         """Build (or find in the cache) the bundle and make the plan."""
-        from ddtree_ops.runtime import build
-
         with self.phase("build"):
-            self.bundle = build(
-                self.target.runtime, progress=lambda text: self._emit(EventKind.PROGRESS, "build", text)
-            )
+            if self.bundle is None:
+                self.bundle = build(
+                    self.target.runtime, progress=lambda text: self._emit(EventKind.PROGRESS, "build", text)
+                )
             wish = Wish(
                 host=self.target.name,
                 service=self.target.service.name,
@@ -231,7 +242,7 @@ class Deployment:
                 unit_text=self.unit_text,
             )
             if self.observed is None:
-                self.observed = self._observed(self._look())
+                self.observed = self._observed(self._look()())
             self.plan = make_plan(wish, self.observed)
             self._note = (
                 f"{self.bundle.name} {self.bundle.digest[:12]}, {_count(len(self.bundle.patches), 'patch')}"
@@ -241,6 +252,10 @@ class Deployment:
         """Publish the release; where it is already there, verify every file of it on disk."""
         bundle = self._need(self.bundle)
         with self.phase("push"):
+            if self._whole is not None and self._whole():
+                self._verified_on_push = True
+                self._note = f"already there, {len(bundle.files)} files verified on disk"
+                return
             result = self.session.publish(
                 bundle.root,
                 bundle.files,
@@ -269,8 +284,6 @@ class Deployment:
 
     def verify(self) -> None:
         """Read the published release back and prove the sizing of its runner."""
-        from ddtree_ops.runtime import PatchState, check_source, compare
-
         bundle = self._need(self.bundle)
         with self.phase("verify"):
             release = self.layout.release(bundle.digest)
@@ -282,14 +295,10 @@ class Deployment:
                         details=tuple(str(difference) for difference in differences[:10]),
                         hint="check the host's disk; the next deploy publishes the release again",
                     )
+            check = self._runner if self._verified_on_push else None
+            if check is None:
+                check = self._check_runner(lambda path: self.session.read_file(f"{release}/{path}"))
             speculative = self.target.service.speculative
-            check = check_source(
-                lambda path: self.session.read_file(f"{release}/{path}"),
-                where=f"{self.target.name}:{release}",
-                description=self.target.runtime.description,
-                block_size=speculative.block_size if speculative else 8,
-                budget=speculative.budget if speculative else None,
-            )
             self._patched = not check.absent if check.state is not PatchState.FOREIGN else None
             if speculative and speculative.algorithm == "DDTREE" and check.sizing and not check.sizing.ok:
                 self._emit(EventKind.NOTE, "verify", f"warning: {check.sentence or check.summary}")
@@ -572,7 +581,45 @@ class Deployment:
             )
         return value
 
-    def _look(self, *more: Request) -> list[Reply]:
+    def _begin_check(self) -> None:
+        """Have the host hash the release while it is looked at, where it is known which one it will be."""
+        if self.bundle is not None:
+            self._whole = self.session.begin_check(
+                releases_dir=self.layout.releases,
+                digest=self.bundle.digest,
+                manifest=self.bundle.manifest,
+            )
+
+    def _check_built(self) -> None:
+        """Prove the sizing of the bundle's runner while the host works: a release that was verified has the same bytes."""
+        bundle = self.bundle
+        if bundle is None:
+            return
+        sums = {entry.path: entry.sha256 for entry in bundle.files}
+
+        def read(path: str) -> bytes | None:
+            if path not in sums:
+                return None
+            content = (bundle.root / path).read_bytes()
+            if hashlib.sha256(content).hexdigest() != sums[path]:
+                raise BuildError(f"{path} in {bundle.root} is not as built")
+            return content
+
+        with contextlib.suppress(OSError, BuildError):  # then `verify` reads it from the host
+            self._runner = self._check_runner(read)
+
+    def _check_runner(self, read: Callable[[str], bytes | None]) -> PatchCheck:
+        speculative = self.target.service.speculative
+        return check_source(
+            read,
+            where=f"{self.target.name}:{self.layout.release(self._need(self.bundle).digest)}",
+            description=self.target.runtime.description,
+            block_size=speculative.block_size if speculative else 8,
+            budget=speculative.budget if speculative else None,
+        )
+
+    def _look(self, *more: Request) -> Callable[[], list[Reply]]:
+        """Ask the host for what is there; what is returned waits for the answers."""
         requests = [
             *more,
             Request("list_dir", {"path": self.layout.service_dir}),
@@ -581,13 +628,17 @@ class Deployment:
             Request("read_file", {"path": self.layout.history, "max_bytes": 64 << 20}),
             Request("show_unit", {"unit": self.target.service.unit}),
         ]
-        replies = self.session.batch(requests)
-        found: list[Reply] = []
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-            found.append(reply)
-        return found
+        replied = self.session.begin_batch(requests)
+
+        def replies() -> list[Reply]:
+            found: list[Reply] = []
+            for reply in replied():
+                if isinstance(reply, Exception):
+                    raise reply
+                found.append(reply)
+            return found
+
+        return replies
 
     def _observed(self, replies: Sequence[Reply]) -> Observed:
         own, releases, unit, history, show = replies

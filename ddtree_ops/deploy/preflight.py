@@ -17,7 +17,7 @@ __all__ = ["PROBE", "Facts", "judge", "parse_facts", "probe_argv"]
 
 # Runs on the host with its own python3 (>= 3.8), facts as one JSON object on stdout. Data comes as arguments.
 PROBE = r"""
-import glob, json, os, shutil, subprocess, sys
+import glob, json, os, subprocess, sys
 want = json.loads(sys.argv[1])
 def out(*argv):
     try:
@@ -93,7 +93,7 @@ def probe_argv(target: Target) -> list[str]:
         "drafter": target.service.drafter,
         "gpu": target.host.gpu is not None,
     }
-    return [target.host.ssh.python, "-I", "-c", PROBE, json.dumps(want)]
+    return [target.host.ssh.python, "-I", "-S", "-c", PROBE, json.dumps(want)]
 
 
 def parse_facts(stdout: bytes, stderr: bytes = b"") -> Facts:

@@ -14,6 +14,7 @@ from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook.models import Playbook, Smoke, Step
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import Event, EventKind, Reporter
+from ddtree_ops.runtime import Bundle, known_bundle
 from ddtree_ops.secret import redact
 from ddtree_ops.service.unit import render_unit
 
@@ -50,6 +51,7 @@ def run_playbook(
     """
     for target in targets:
         render_unit(target)
+    bundles = _known_bundles(playbook, targets)
     hosts: dict[str, list[Target]] = {}
     for target in targets:
         hosts.setdefault(target.host.name, []).append(target)
@@ -67,7 +69,10 @@ def run_playbook(
                 sessions.append(session)
                 if interrupted.is_set():
                     session.close()
-            return [_run_one(playbook, target, session, report, interrupted) for target in group]
+            return [
+                _run_one(playbook, target, session, report, interrupted, bundles[repr(target.runtime)])
+                for target in group
+            ]
 
     if len(hosts) == 1:
         return one_host(list(targets))
@@ -104,10 +109,22 @@ def _unreachable(target: Target, error: OpsError, report: Reporter) -> Result:
     return Result(target.name, target.service.name, Outcome.FAILED, error=error)
 
 
+def _known_bundles(playbook: Playbook, targets: Iterable[Target]) -> dict[str, Bundle | None]:
+    """What the cache already holds of each runtime that is to be built, looked up while the hosts are connected."""
+    builds = any(step.kind == "build" for step in playbook.steps)
+    runtimes = {repr(target.runtime): target.runtime for target in targets}
+    return {name: known_bundle(runtime) if builds else None for name, runtime in runtimes.items()}
+
+
 def _run_one(
-    playbook: Playbook, target: Target, session: Session, report: Reporter, interrupted: threading.Event
+    playbook: Playbook,
+    target: Target,
+    session: Session,
+    report: Reporter,
+    interrupted: threading.Event,
+    bundle: Bundle | None,
 ) -> Result:
-    deployment = Deployment(target, session, report)
+    deployment = Deployment(target, session, report, bundle=bundle)
     try:
         failure = _run_steps(deployment, playbook, interrupted)
     except KeyboardInterrupt:

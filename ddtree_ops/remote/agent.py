@@ -872,6 +872,24 @@ def check_release(call: Call, target: str, files: list[list[Any]], manifest: byt
     return problems
 
 
+def op_check_release(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    """Whether a release is there and is, to the byte, what the manifest with the given sha256 says."""
+    target = os.path.join(args["releases_dir"], args["digest"])
+    if not RELEASE_NAME.fullmatch(args["digest"]):
+        raise OpError("refused", f"{args['digest']!r} is not a release name")
+    try:
+        with open(os.path.join(target, MANIFEST), "rb") as source:
+            manifest = source.read()
+        if os.path.islink(target) or hashlib.sha256(manifest).hexdigest() != args["manifest"]:
+            return {"whole": False}, b""
+        rows = [
+            [row["path"], row["mode"], row["size"], row["sha256"]] for row in json.loads(manifest)["files"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"whole": False}, b""
+    return {"whole": not check_release(call, target, rows, manifest)}, b""
+
+
 def known_files(releases: str) -> dict[str, list[str]]:
     """sha256 -> paths, as the manifests of the releases say; to be verified before use."""
     found: dict[str, list[str]] = {}
@@ -1338,6 +1356,7 @@ def op_batch(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]
 OPS: dict[str, Callable[[Call, dict[str, Any], bytes], tuple[Any, bytes]]] = {
     "append_line": op_append_line,
     "batch": op_batch,
+    "check_release": op_check_release,
     "disk": op_disk,
     "hash_tree": op_hash_tree,
     "http": op_http,

@@ -8,12 +8,13 @@ agent enforces; this side waits :data:`GRACE` seconds longer and then gives up b
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -485,22 +486,39 @@ class Session:
         :raises RemoteError: the agent's error. :raises DeadlineError: no answer in time.
         :raises UnreachableError: the connection was lost.
         """
-        return self._result(self._open(op, args or {}, data, deadline=deadline), deadline)
+        return self.begin(op, args, data=data, deadline=deadline)()
+
+    def begin(
+        self, op: str, args: Mapping[str, Any] | None = None, *, data: bytes = b"", deadline: float = 30.0
+    ) -> Callable[[], Reply]:
+        """Send a request and go on while the host works; what is returned waits for the reply, as :meth:`request`."""
+        call = self._open(op, args or {}, data, deadline=deadline)
+        return lambda: self._result(call, deadline)
 
     def batch(self, requests: Sequence[Request], *, deadline: float = 60.0) -> list[Reply | Exception]:
         """Several requests, run in order, in one round trip. A failing one yields its RemoteError in place."""
+        return self.begin_batch(requests, deadline=deadline)()
+
+    def begin_batch(
+        self, requests: Sequence[Request], *, deadline: float = 60.0
+    ) -> Callable[[], list[Reply | Exception]]:
+        """Send a batch and go on while the host works; what is returned waits for the replies, as :meth:`batch`."""
         listed = [{"op": item.op, "args": dict(item.args), "size": len(item.data)} for item in requests]
-        reply = self.request(
-            "batch", {"requests": listed}, data=b"".join(item.data for item in requests), deadline=deadline
-        )
-        answers: list[Reply | Exception] = []
-        start = 0
-        for item, result in zip(requests, reply.values["results"], strict=True):
-            if result["ok"]:
-                answers.append(Reply(result["values"], reply.data[start : start + result["size"]]))
-                start += result["size"]
-            else:
-                answers.append(self._error(result["error"], item.op, deadline))
+        data = b"".join(item.data for item in requests)
+        replied = self.begin("batch", {"requests": listed}, data=data, deadline=deadline)
+
+        def answers() -> list[Reply | Exception]:
+            reply = replied()
+            found: list[Reply | Exception] = []
+            start = 0
+            for item, result in zip(requests, reply.values["results"], strict=True):
+                if result["ok"]:
+                    found.append(Reply(result["values"], reply.data[start : start + result["size"]]))
+                    start += result["size"]
+                else:
+                    found.append(self._error(result["error"], item.op, deadline))
+            return found
+
         return answers
 
     def run(
@@ -635,6 +653,25 @@ class Session:
             begun["linked"],
             tuple(values["problems"]),
         )
+
+    def begin_check(
+        self, *, releases_dir: str, digest: str, manifest: bytes, deadline: float = 900.0
+    ) -> Callable[[], bool]:
+        """Have the host hash every file of a release and go on; what is returned waits for the answer.
+
+        One round trip that carries no list of files: the release's own ``manifest.json`` says what it holds, if it
+        has the sha256 of ``manifest``. The answer is True where the release is there and every byte of it is right;
+        else :meth:`publish` finds out what is wrong and mends it.
+
+        :param manifest: as for :meth:`publish`, each file with ``mode`` and ``size`` too.
+        """
+        args = {
+            "releases_dir": releases_dir,
+            "digest": digest,
+            "manifest": hashlib.sha256(manifest).hexdigest(),
+        }
+        replied = self.begin("check_release", args, deadline=deadline)
+        return lambda: bool(replied().values["whole"])
 
     def _abort_push(self, token: str) -> None:
         try:

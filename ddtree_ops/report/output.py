@@ -49,7 +49,7 @@ class Output(_Base):
         asked = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ or self._stream.isatty()
         return asked and self.console.is_terminal
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Print one line as it is."""
         try:
             self._stream.write(text + "\n")

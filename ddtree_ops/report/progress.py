@@ -43,7 +43,9 @@ class LineProgress:
     :param write: is given each line, without its line break.
     """
 
-    def __init__(self, write: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, write: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._write = write
         self._clock = clock
         self._lock = threading.Lock()
@@ -106,7 +108,7 @@ class LineProgress:
 def progress_for(output: Output) -> LineProgress | LiveProgress:
     """The live display on a terminal, plain lines elsewhere."""
     if not output.is_terminal:
-        return LineProgress(output.line)
+        return LineProgress(output.write_line)
     from ddtree_ops.report.live import LiveProgress
 
     return LiveProgress(output.console)

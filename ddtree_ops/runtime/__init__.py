@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddtree_ops.runtime.bundle import Bundle, build, open_bundle
+    from ddtree_ops.runtime.bundle import Bundle, build, known_bundle, open_bundle
     from ddtree_ops.runtime.description import Description, PatchFile, list_descriptions, load_description
     from ddtree_ops.runtime.patchcheck import Leftover, PatchCheck, PatchState, check_path, check_source
     from ddtree_ops.runtime.series import AppliedPatch, apply_series
@@ -32,6 +32,7 @@ __all__ = [
     "check_source",
     "compare",
     "fetch_wheel",
+    "known_bundle",
     "list_descriptions",
     "load_description",
     "open_bundle",
@@ -54,6 +55,7 @@ _HOMES = {
     "check_source": "patchcheck",
     "compare": "verify",
     "fetch_wheel": "wheel",
+    "known_bundle": "bundle",
     "list_descriptions": "description",
     "load_description": "description",
     "open_bundle": "bundle",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddtree_ops.errors import BuildError
+from ddtree_ops.errors import BuildError, OpsError
 from ddtree_ops.paths import cache_dir
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.runtime.description import Description, PatchFile, load_description
@@ -39,7 +39,7 @@ from ddtree_ops.runtime.wheel import fetch_wheel, sha256_of, sweep
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import RuntimeSpec
 
-__all__ = ["MANIFEST", "ORIGIN", "Bundle", "Progress", "build", "digest_of", "open_bundle"]
+__all__ = ["MANIFEST", "ORIGIN", "Bundle", "Progress", "build", "digest_of", "known_bundle", "open_bundle"]
 
 MANIFEST = "manifest.json"
 ORIGIN = "origin.json"
@@ -118,6 +118,17 @@ def build(spec: RuntimeSpec, *, progress: Progress | None = None) -> Bundle:
         "nothing was built", "the base must be readable, and the cache directory writable and not full"
     ):
         return _build(spec, progress)
+
+
+def known_bundle(spec: RuntimeSpec) -> Bundle | None:
+    """What :func:`build` would find in the cache; None where it would have to build, or would say what is wrong."""
+    try:
+        description = load_description(spec.description)
+        patches = description.select(spec.patches)
+        known = _lookup(_key(_base_of(spec, description, None).identity, patches))
+    except (OpsError, OSError):
+        return None
+    return known and replace(known, name=spec.name or description.name)
 
 
 def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:

@@ -27,6 +27,10 @@ def publish(session: Session, tree: Any, releases: Path, digest: str = FIRST, **
     )
 
 
+def is_whole(session: Session, tree: Any, releases: Path, digest: str = FIRST) -> bool:
+    return session.begin_check(releases_dir=str(releases), digest=digest, manifest=tree.manifest)()
+
+
 def content(root: Path) -> dict[str, bytes]:
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
@@ -58,6 +62,34 @@ def test_fresh_then_no_change(local: Session, tree: Any, releases: Path) -> None
     assert again == PublishResult(f"{releases}/{FIRST}", False, len(tree.files), 0, 0, 0)
     assert {p: p.stat().st_ino for p in (releases / FIRST).rglob("*")} == inodes
     assert [p.name for p in releases.iterdir()] == [FIRST]
+
+
+def test_a_whole_release_is_known_in_one_round_trip(local: Session, tree: Any, releases: Path) -> None:
+    assert not is_whole(local, tree, releases)
+    publish(local, tree, releases)
+    before = local.round_trips
+    answer = local.begin_check(releases_dir=str(releases), digest=FIRST, manifest=tree.manifest)
+    assert local.request("ping").values["time"] > 0
+    assert answer() is True
+    assert local.round_trips == before + 2
+    (releases / SECOND).symlink_to(releases / FIRST)
+    assert not is_whole(local, tree, releases, SECOND)
+    with pytest.raises(RemoteError, match="is not a release name"):
+        is_whole(local, tree, releases, "../x")
+
+
+def test_another_manifest_is_not_the_release(local: Session, tree: Any, releases: Path) -> None:
+    publish(local, tree, releases)
+    tree.write("pkg/a.py", b"a = 2\n")
+    assert not is_whole(local, tree.scan(), releases)
+
+
+def test_a_manifest_without_sizes_is_not_judged(local: Session, tree: Any, releases: Path) -> None:
+    listed = [{"path": entry.path, "sha256": entry.sha256} for entry in tree.files]
+    tree.manifest = json.dumps({"files": listed}).encode()
+    publish(local, tree, releases)
+    assert not is_whole(local, tree, releases)
+    assert not publish(local, tree, releases).created
 
 
 def test_release_is_read_only(local: Session, tree: Any, releases: Path) -> None:
@@ -131,6 +163,7 @@ def test_a_damaged_release_is_repaired(local: Session, tree: Any, releases: Path
         victim.symlink_to(tree.root / "pkg/a.py")
     else:
         damage(release / "manifest.json", b"{}")
+    assert not is_whole(local, tree, releases)
     before = local.round_trips
     result = publish(local, tree, releases)
     assert local.round_trips == before + 2

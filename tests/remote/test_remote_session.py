@@ -167,6 +167,26 @@ def test_unknown_op_and_internal_errors(local: Session) -> None:
     assert local.request("ping").values["time"] > 0
 
 
+def test_requests_under_way_at_once(local: Session) -> None:
+    slow = local.begin("run", {"argv": ["sh", "-c", "sleep 0.2; echo slow"]})
+    several = local.begin_batch([Request("run", {"argv": ["echo", "one"]}), Request("nonsense", {})])
+    refused = local.begin("nonsense")
+    assert local.run(["echo", "quick"]).text == "quick\n"
+    first, second = several()
+    assert isinstance(first, Reply) and first.data == b"one\n"
+    assert isinstance(second, RemoteError)
+    with pytest.raises(AgentError, match="knows no request 'nonsense'"):
+        refused()
+    assert slow().data == b"slow\n"
+
+
+def test_a_request_under_way_ends_with_the_session(own: Session) -> None:
+    reply = own.begin("run", {"argv": ["sleep", "60"]}, deadline=120.0)
+    own.close()
+    with pytest.raises(UnreachableError, match="the session is closed"):
+        reply()
+
+
 def test_batch_is_one_round_trip(local: Session, tmp_path: Path) -> None:
     before = local.round_trips
     got = local.batch(

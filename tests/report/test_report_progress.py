@@ -8,14 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from ddtree_ops.report.progress import (
-    LINE_EVERY_S,
-    SILENCE_S,
-    LineProgress,
-    LiveProgress,
-    duration,
-    progress_for,
-)
+from ddtree_ops.report.live import LiveProgress
+from ddtree_ops.report.output import Output
+from ddtree_ops.report.progress import LINE_EVERY_S, SILENCE_S, LineProgress, duration, progress_for
 from ddtree_ops.results import Event, EventKind
 
 
@@ -24,15 +19,14 @@ class Desk:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.file = io.StringIO()
-        self.progress = LineProgress(Console(file=self.file, width=40), clock=lambda: self.now)
+        self.lines: list[str] = []
+        self.progress = LineProgress(self.keep, clock=lambda: self.now)
 
     def say(self, kind: EventKind, message: str = "", phase: str = "wait", host: str = "h", **more: float):
         self.progress(Event(kind, host, phase, message, **more))
 
-    @property
-    def lines(self) -> list[str]:
-        return [re.sub(r"^\d\d:\d\d:\d\dZ ", "", line) for line in self.file.getvalue().splitlines()]
+    def keep(self, line: str) -> None:
+        self.lines.append(re.sub(r"^\d\d:\d\d:\d\dZ ", "", line))
 
 
 @pytest.fixture
@@ -111,9 +105,12 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_the_live_display_is_for_terminals():
-    assert isinstance(progress_for(Console(file=io.StringIO())), LineProgress)
-    assert isinstance(progress_for(Console(file=io.StringIO(), force_terminal=True)), LiveProgress)
+def test_the_live_display_is_for_terminals(monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    assert isinstance(progress_for(Output()), LineProgress)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(progress_for(Output()), LiveProgress)
 
 
 def test_the_live_display_keeps_what_ended():

@@ -22,7 +22,16 @@ from ddtree_ops.errors import BuildError, PatchError
 from ddtree_ops.inventory.models import RuntimeSpec
 from ddtree_ops.paths import shipped
 from ddtree_ops.remote.files import FileEntry, scan_tree
-from ddtree_ops.runtime import Bundle, build, check_path, compare, open_bundle, vendor, verify_bundle
+from ddtree_ops.runtime import (
+    Bundle,
+    build,
+    check_path,
+    compare,
+    known_bundle,
+    open_bundle,
+    vendor,
+    verify_bundle,
+)
 from ddtree_ops.runtime import bundle as bundle_module
 from ddtree_ops.runtime.bundle import digest_of
 from ddtree_ops.sizing import RUNNER_PATH
@@ -135,6 +144,20 @@ def test_a_cached_bundle_that_lost_a_file_is_built_again(cache: Path, small_tree
     assert [(one.path, one.kind) for one in verify_bundle(first)] == [(RUNNER_PATH, "missing")]
     again = build(RuntimeSpec(base=str(small_tree)))
     assert again.digest == first.digest and verify_bundle(again) == ()
+
+
+def test_a_bundle_is_known_once_it_was_built_and_while_it_is_whole(cache: Path, small_tree: Path) -> None:
+    spec = RuntimeSpec(name="mine", base=str(small_tree))
+    assert known_bundle(spec) is None
+    built = build(spec)
+    assert known_bundle(spec) == built and built.name == "mine"
+    (built.root / RUNNER_PATH).unlink()
+    assert known_bundle(spec) is None
+
+
+def test_what_build_will_refuse_is_not_known(cache: Path, tmp_path: Path) -> None:
+    assert known_bundle(RuntimeSpec(description=str(tmp_path / "none"))) is None
+    assert known_bundle(RuntimeSpec(base=str(tmp_path / "none"))) is None
 
 
 def test_no_leftovers_of_staging(cache: Path, small_tree: Path) -> None:
