@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from ddtree_ops import __version__
 from ddtree_ops.cli import deploying, describing, labs, observing, runtimes
 from ddtree_ops.errors import ExitCode, OpsError
 from ddtree_ops.report.typed import remember_inventory, typed
@@ -28,11 +29,20 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddtree-ops {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     inventory: Annotated[
         str | None, typer.Option("--inventory", "-i", metavar="NAME|PATH", help="Inventory for all commands.")
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
     """Options before the command."""
     if inventory is not None:

@@ -29,18 +29,23 @@ class LiveProgress:
         self._console = console
         self._lock = threading.Lock()
         self._running: dict[tuple[str, str], tuple[Event, float, Spinner]] = {}
+        self._finished: set[tuple[str, str]] = set()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=True)
 
     def __call__(self, event: Event) -> None:
         """Update the display."""
         key = (event.host, event.phase)
         with self._lock:
+            if event.kind is EventKind.PROGRESS and key in self._finished:
+                return
             if event.kind in (EventKind.START, EventKind.PROGRESS):
+                self._finished.discard(key)
                 _, since, spinner = self._running.get(key, (event, time.monotonic(), Spinner("dots")))
                 self._running[key] = (event, since, spinner)
                 return
             if event.kind is not EventKind.NOTE:
                 self._running.pop(key, None)
+                self._finished.add(key)
         self._console.print(_finished_line(event))
 
     def _render(self) -> RenderableType:
@@ -60,13 +65,21 @@ class LiveProgress:
         self._live.stop()
 
 
-def _finished_line(event: Event) -> Text:
+def _finished_line(event: Event) -> RenderableType:
+    """What it took and what came of it; a long message is folded between words, under itself."""
     mark, style = _MARKS[event.kind]
     took = f"{duration(event.elapsed_s):>6}" if event.elapsed_s is not None else " " * 6
-    return Text.assemble(
-        (f"{mark} ", style), (f"{event.host:<8} ", "cyan"), (f"{event.phase:<10} ", "bold"), (f"{took}  ", "dim"),
-        (event.message, "red" if event.kind is EventKind.FAIL else ""),
-    )  # fmt: skip
+    line = Table.grid()
+    line.add_column(no_wrap=True)
+    line.add_column()
+    head = Text.assemble(
+        (f"{mark} ", style),
+        (f"{event.host:<8} ", "cyan"),
+        (f"{event.phase:<10} ", "bold"),
+        (f"{took}  ", "dim"),
+    )
+    line.add_row(head, Text(event.message, "red" if event.kind is EventKind.FAIL else ""))
+    return line
 
 
 def _running_line(event: Event, since: float, spinner: Spinner) -> RenderableType:

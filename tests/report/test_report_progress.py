@@ -121,3 +121,19 @@ def test_the_live_display_keeps_what_ended():
         progress(Event(EventKind.PROGRESS, "h", "push", "3 of 30 MB", 0.1))
         progress(Event(EventKind.DONE, "h", "push", "30 MB sent", elapsed_s=1.0))
     assert "✓ h        push         1.0s  30 MB sent" in file.getvalue()
+
+
+def test_progress_that_comes_after_the_end_does_not_bring_a_phase_back():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=60, color_system=None)
+    live = LiveProgress(console)
+    live(Event(EventKind.START, "h", "wait"))
+    live(Event(EventKind.PROGRESS, "h", "wait", "weights"))
+    live(Event(EventKind.DONE, "h", "wait", "ready " + "and well " * 10, elapsed_s=3.0))
+    live(Event(EventKind.PROGRESS, "h", "wait", "late"))
+    console.print(live._render())
+    shown = stream.getvalue()
+    assert "late" not in shown
+    first, *rest = [line.rstrip() for line in shown.splitlines() if line.strip()]
+    assert first.startswith("✓ h        wait         3.0s  ready and well")
+    assert rest and all(line.startswith(" " * 30) for line in rest)
