@@ -257,10 +257,8 @@ class _Builder:
             if not isinstance(key, yaml.ScalarNode):
                 self.report(key, path, "a key is text, not a list or a mapping")
                 continue
-            if key.tag not in (_TAG + "str", _TAG + "bool", _TAG + "value") or key.value.lower() in (
-                "true",
-                "false",
-            ):
+            truth = key.tag == _TAG + "bool" and key.value.lower() in ("true", "false")
+            if truth or key.tag not in (_TAG + "str", _TAG + "bool", _TAG + "value"):
                 self.report(key, (*path, key.value), f"a key is text: write '{key.value}'")
                 continue
             name = key.value

@@ -85,6 +85,13 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.parametrize("word", ["true", "FALSE"])
+def test_a_quoted_key_is_text_whatever_it_says(word: str) -> None:
+    assert parse_document(f"'{word}': 1", "f").data == {word: 1}
+    with pytest.raises(ConfigError, match="1 problem"):
+        parse_document(f"{word}: 1", "f")
+
+
 @quick
 @given(plain)
 def test_reads_what_yaml_writes(data: Any) -> None:
