@@ -143,7 +143,7 @@ class _Trust:
 
     def recorded(self) -> tuple[list[PKey], list[PKey], list[str]]:
         """Keys recorded for the host, keys revoked for any host, and where the former stand (``file:line``)."""
-        from paramiko.hostkeys import HostKeyEntry, HostKeys
+        from paramiko.hostkeys import HostKeys
 
         keys: list[PKey] = []
         revoked: list[PKey] = []
@@ -156,9 +156,7 @@ class _Trust:
             for number, line in enumerate(lines, 1):
                 marker, _, rest = line.strip().partition(" ")
                 if marker == "@revoked":
-                    entry = HostKeyEntry.from_line(rest.strip())
-                    if entry is not None and entry.key is not None:
-                        revoked.append(entry.key)
+                    revoked += self._key(rest.strip(), path, number)
                     continue
                 if not marker or marker[0] in "#@":
                     continue
@@ -169,11 +167,27 @@ class _Trust:
                     for one in names
                 ):
                     continue
-                entry = HostKeyEntry.from_line(line.strip(), number)
-                if entry is not None and entry.key is not None:
-                    keys.append(entry.key)
-                    places.append(f"{path}:{number}")
+                found = self._key(line.strip(), path, number)
+                keys += found
+                places += [f"{path}:{number}"] * len(found)
         return keys, revoked, places
+
+    def _key(self, line: str, path: Path, number: int) -> list[PKey]:
+        """The key of a line that concerns us, none for a type that is not known here; a damaged line is no trust."""
+        from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+        from paramiko.ssh_exception import SSHException
+
+        try:
+            entry = HostKeyEntry.from_line(line, number)
+        except (InvalidHostKey, SSHException, ValueError) as error:
+            raise HostKeyError(
+                f"{path}:{number}: the host key recorded there cannot be read",
+                host=self.label,
+                phase="connect",
+                state="nothing was sent to the host",
+                hint=f"correct or remove line {number} of {path}, connect once with ssh and check the fingerprint",
+            ) from error
+        return [entry.key] if entry is not None and entry.key is not None else []
 
     def pinned(self, key: PKey) -> bool:
         """Whether this is the key with the pinned fingerprint."""

@@ -116,6 +116,21 @@ def test_revoked_key(sshd: Any) -> None:
         connect(sshd.spec(known_hosts=sshd.known_hosts(sshd.known + revoked)))
 
 
+@pytest.mark.parametrize(
+    "damage", ["ssh-ed25519 AAAAgarbage", "ssh-ed25519 !!!!", "ssh-rsa {ed25519}", "ssh-ed25519 {cut}"]
+)
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_damaged_line_is_no_trust(sshd: Any, damage: str, revoked: bool) -> None:
+    blob = sshd.line("ed25519").split()[2]
+    key = damage.format(ed25519=blob, cut=blob[:30])
+    line = f"@revoked * {key}\n" if revoked else f"[{sshd.address}]:{sshd.port} {key}\n"
+    path = sshd.known_hosts(line + sshd.known)
+    with pytest.raises(HostKeyError, match="cannot be read") as caught:
+        connect(sshd.spec(known_hosts=path))
+    assert caught.value.message.startswith(f"{path}:1: ")
+    assert "line 1" in caught.value.hint
+
+
 def test_pinned_fingerprint(sshd: Any) -> None:
     assert works(sshd.spec(fingerprint=sshd.fingerprint("ed25519")))
     wrong = "SHA256:" + "A" * 43
