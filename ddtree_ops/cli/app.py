@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import os
@@ -61,6 +62,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point: every error that can be explained is printed here, without a traceback."""
+    # Else the interpreter looks for garbage in all that was imported, for a tenth of a second at its end.
+    atexit.register(gc.freeze)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     for stream in (sys.stdout, sys.stderr):
@@ -79,5 +82,3 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(int(ExitCode.ERROR))
-    finally:
-        gc.freeze()  # else the interpreter looks for garbage in all that was imported, for a tenth of a second

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -26,6 +27,7 @@ __all__ = [
     "ServiceOption",
     "SetOption",
     "err",
+    "is_path",
     "leave",
     "on_all",
     "open_session",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_FILE_ENDINGS = frozenset((".json", ".log", ".txt", ".whl"))
 
 out = Output()
 err = Output(stderr=True)
@@ -162,3 +165,9 @@ def leave(failed: Sequence[OpsError], code: ExitCode | None) -> None:
         err.print(f"error: {typed(error.render())}", markup=False, soft_wrap=True)
     codes = [error.exit_code for error in failed]
     raise typer.Exit(int(worst_code(codes if code is None else [*codes, code])))
+
+
+def is_path(word: str) -> bool:
+    """A file or folder rather than a name of the inventory: it is there, or is written like a path."""
+    path = Path(word)
+    return path.exists() or "/" in word or path.suffix in _FILE_ENDINGS

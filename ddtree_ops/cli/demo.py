@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.rule import Rule
 from rich.text import Text
@@ -63,12 +65,20 @@ STORY = (
 )
 
 _NEXT = (
-    "ddtree-ops -i lab deploy b300",
-    "ddtree-ops -i lab smoke --prompt 'Explain speculative decoding.'",
-    f"ddtree-ops -i lab logs {_HOST} --follow",
-    f"ddtree-ops lab ssh {_HOST}",
-    "ddtree-ops lab down",
+    "-i lab deploy b300",
+    "-i lab smoke --prompt 'Explain speculative decoding.'",
+    f"-i lab logs {_HOST} --follow",
+    f"lab ssh {_HOST}",
+    "lab down",
 )
+
+
+def _program() -> str:
+    """The command as it can be typed in this shell: ``make demo`` does not put it on the PATH."""
+    here = Path(sys.executable).with_name("ddtree-ops")
+    if shutil.which("ddtree-ops") or not here.is_file():
+        return "ddtree-ops"
+    return shlex.quote(os.path.relpath(here))
 
 
 def run_demo(*, keep: bool) -> int:
@@ -107,6 +117,6 @@ def run_demo(*, keep: bool) -> int:
                 style="dim",
             )
         )
-        for line in _NEXT if keep else ("ddtree-ops demo",):
-            out.print(Text(f"  {line}"), soft_wrap=True)
+        for line in _NEXT if keep else ("demo",):
+            out.print(Text(f"  {_program()} {line}"), soft_wrap=True)
     return code

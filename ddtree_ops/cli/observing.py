@@ -17,6 +17,7 @@ from ddtree_ops.cli.common import (
     JsonOption,
     ServiceOption,
     err,
+    is_path,
     leave,
     on_all,
     open_session,
@@ -192,7 +193,7 @@ def diagnose(
     from ddtree_ops.report.summary import print_diagnosis
     from ddtree_ops.results import exit_code_of, worst
 
-    if what and any(word == "-" or _is_path(word) for word in what):
+    if what and any(word == "-" or is_path(word) for word in what):
         reports = [(word, _diagnose_file(word)) for word in what]
         failed: list[OpsError] = []
     else:
@@ -217,17 +218,6 @@ def diagnose(
         for name, report in reports:
             print_diagnosis(out, report, host=name)
     leave(failed, exit_code_of(worst(report.verdict for _, report in reports)) if reports else None)
-
-
-def _is_path(word: str) -> bool:
-    """A log file rather than a host: it is there, or is written like a path."""
-    path = Path(word)
-    return (
-        path.is_file()
-        or path.is_absolute()
-        or len(path.parts) > 1
-        or path.suffix in {".log", ".txt", ".json"}
-    )
 
 
 def _diagnose_file(name: str) -> DiagnosisReport:

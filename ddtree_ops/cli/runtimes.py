@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddtree_ops.cli.common import InventoryOption, JsonOption, ServiceOption, err, out, print_json
+from ddtree_ops.cli.common import InventoryOption, JsonOption, ServiceOption, err, is_path, out, print_json
 from ddtree_ops.errors import CheckFailed, UsageError
 from ddtree_ops.results import exit_code_of
 
@@ -105,7 +105,7 @@ def verify(
     from ddtree_ops.runtime import build as build_bundle
     from ddtree_ops.runtime import open_bundle, verify_bundle
 
-    bundle = open_bundle(what) if Path(what).exists() else build_bundle(_spec(what, inventory), progress=_say)
+    bundle = open_bundle(what) if is_path(what) else build_bundle(_spec(what, inventory), progress=_say)
     differences = verify_bundle(bundle)
     if as_json:
         print_json({**bundle.to_json(), "differences": [difference.to_json() for difference in differences]})
@@ -113,7 +113,9 @@ def verify(
         raise CheckFailed(
             f"{bundle.root}: {len(differences)} files are not as built",
             details=tuple(str(difference) for difference in differences[:20]),
-            hint="remove the directory and run ddtree-ops runtime build again",
+            hint="keep edits of your own as a patch (docs/runtime.md), then write the folder again: ddtree-ops runtime vendor"
+            if is_path(what)
+            else f"remove {bundle.root.parent} and run ddtree-ops runtime build {what}",
         )
     if not as_json:
         out.print(f"{bundle.digest[:12]}: {len(bundle.files)} files as built", markup=False)
@@ -198,7 +200,7 @@ def _check(
     from ddtree_ops.runtime import build as build_bundle
     from ddtree_ops.runtime import check_path, check_source
 
-    if Path(what).exists():
+    if is_path(what):
         return check_path(what, block_size=block_size or 8, budget=budget or 32)
     loaded = load_inventory(inventory)
     if what in loaded.runtimes:

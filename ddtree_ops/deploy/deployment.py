@@ -168,6 +168,9 @@ class Deployment:
             self._failure = self._failure or error
             self._done(EventKind.FAIL, name, error.message, started)
             raise
+        except KeyboardInterrupt:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+            raise
         self._done(EventKind.DONE, name, self._note, started)
 
     def _done(self, kind: EventKind, name: str, message: str, started: float) -> None:

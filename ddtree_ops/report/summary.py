@@ -45,11 +45,10 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
             else:
                 _say(console, Text(f"{result.host}: no known cause stands in {result.diagnosis.searched}"))
     for result in results:
-        total = sum(result.seconds.values())
         line = Text.assemble(
             (f"{result.host} ", "bold cyan"),
             (result.outcome.value, _STYLE[result.outcome]),
-            f" in {duration(total)}",
+            f" in {duration(sum(result.seconds.values()))}",
         )
         if result.plan is not None and result.error is None:
             line.append(f": {result.plan.wish.runtime} {result.plan.wish.release[:12]}")

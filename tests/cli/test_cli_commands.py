@@ -223,3 +223,16 @@ def test_a_misspelt_prompt_of_the_service_is_found_before_anything_is_touched(tm
     assert "quicksort" in result.error.render()
     assert result.error.state == "nothing was changed"
     assert result.seconds == {}
+
+
+@pytest.mark.parametrize("word", ["/nope", "./nope", "nope.whl"])
+@pytest.mark.parametrize("command", [("diagnose",), ("patch", "check"), ("runtime", "verify")])
+def test_a_path_that_is_not_there_is_not_taken_for_a_host(command: tuple[str, ...], word: str):
+    done = subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", *command, word], capture_output=True, text=True, check=False
+    )
+    if command == ("diagnose",) and word.endswith(".whl"):
+        assert done.returncode == 2
+    assert done.returncode != 0
+    assert "host or group" not in done.stderr and "no runtime" not in done.stderr
+    assert "no such file or directory" in done.stderr.lower()

@@ -321,5 +321,3 @@ def test_secrets_reach_the_process_and_nothing_else(fresh):
     assert "600" in on_host(fresh, "b300", "sudo stat -c %a /etc/systemd/system/sglang-k26-ddtree.service")
     pid = unit(fresh, "b300")["MainPID"]
     assert "HF_TOKEN=hf_one1" in on_host(fresh, "b300", f"sudo cat /proc/{pid}/environ")
-
-
