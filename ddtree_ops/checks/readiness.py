@@ -242,7 +242,7 @@ class Readiness:
         if not unit.loaded:
             return text, "not-found"
         if unit.auto_restarting or (self.restarts is not None and unit.n_restarts > self.restarts):
-            return f"crash loop: {text}", "crash-loop"
+            return f"died, and systemd starts it again: {text}", "crash-loop"
         if unit.failed:
             return text, "unit"
         if unit.stopping or unit.active_state == "inactive":

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ddtree_ops.errors import ExitCode, OpsError
+from ddtree_ops.errors import ExitCode, OpsError, UsageError
 from ddtree_ops.report.output import Output
 
 if TYPE_CHECKING:
-    from ddtree_ops.inventory.models import Inventory, Target
+    from ddtree_ops.inventory.models import Inventory, RuntimeSpec, Target
     from ddtree_ops.remote.session import Session
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "out",
     "play",
     "print_json",
+    "runtime_spec",
     "targets_of",
 ]
 
@@ -83,8 +84,25 @@ def targets_of(
         remember_inventory(inventory)
     loaded = load_inventory(inventory)
     targets = select(loaded, list(hosts or ()), service=service, default_all=default_all)
+    if runtime is not None:
+        runtime_spec(loaded, runtime)
     wanted = [*(settings or ()), *([f"runtime={runtime}"] if runtime is not None else ())]
     return loaded, [override(target, wanted, inventory=loaded) for target in targets]
+
+
+def runtime_spec(inventory: Inventory, name: str) -> RuntimeSpec:
+    """A runtime of the inventory.
+
+    :raises UsageError: there is none of that name; names the nearest.
+    """
+    from ddtree_ops.inventory.yaml_source import suggestion
+
+    if name not in inventory.runtimes:
+        raise UsageError(
+            f"no runtime '{name}' in {inventory.path}{suggestion(name, inventory.runtimes)}",
+            hint=f"it has: {', '.join(inventory.runtimes)}",
+        )
+    return inventory.runtimes[name]
 
 
 def open_session(target: Target) -> Session:

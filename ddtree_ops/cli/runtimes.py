@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddtree_ops.cli.common import InventoryOption, JsonOption, ServiceOption, err, is_path, out, print_json
+from ddtree_ops.cli.common import (
+    InventoryOption,
+    JsonOption,
+    ServiceOption,
+    err,
+    is_path,
+    out,
+    print_json,
+    runtime_spec,
+)
 from ddtree_ops.errors import CheckFailed, UsageError
 from ddtree_ops.results import exit_code_of
 
@@ -31,15 +40,8 @@ def register(app: typer.Typer) -> None:
 
 def _spec(name: str, inventory: str | None) -> RuntimeSpec:
     from ddtree_ops.inventory import load_inventory
-    from ddtree_ops.inventory.yaml_source import suggestion
 
-    loaded = load_inventory(inventory)
-    if name not in loaded.runtimes:
-        raise UsageError(
-            f"no runtime '{name}' in {loaded.path}{suggestion(name, loaded.runtimes)}",
-            hint=f"it has: {', '.join(loaded.runtimes)}",
-        )
-    return loaded.runtimes[name]
+    return runtime_spec(load_inventory(inventory), name)
 
 
 def _say(text: str) -> None:

@@ -655,6 +655,8 @@ class UnitControl:
                 reason = f"{self.unit} does not exist on this host"
             elif since is not None or until is not None:
                 reason = "the journal is readable and the unit exists, and nothing was written in the time asked for"
+            elif invocation not in (None, "all", "current", "previous"):
+                reason = f"no entry of invocation {invocation} is there: it is no run of this unit, or was rotated away"
             elif after_cursor is not None:
                 reason = "the journal is readable and the unit exists: nothing was written since then"
             else:

@@ -68,7 +68,7 @@ def command(inventory, monkeypatch, capsys):
         (["deploy", "one", "--set", "port=99999"], 2, "at most 65535"),
         (["deploy", "one", "--set", "prot=1"], 2, "port"),
         (["deploy", "one", "--set", "environment.PYTHONPATH=/x"], 2, "PYTHONPATH"),
-        (["deploy", "one", "--runtime", "other"], 2, "there is no runtime 'other'"),
+        (["deploy", "one", "--runtime", "other"], 2, "no runtime 'other'"),
         (["deploy", "two", "--service", "c"], 2, "no service 'c'"),
         (["run", "nothing", "one"], 78, "nothing"),
         (["-i", "nowhere", "inventory", "show"], 78, "nowhere"),
