@@ -24,6 +24,7 @@ Connector = Callable[[Target], Session]
 """Opens the session of a target's host; raises UnreachableError."""
 
 _PARALLEL = 16
+_SIGNALS_EVERY_S = 0.2
 _TOUCHING = ("activate", "start", "stop", "restart")
 _WORST_FIRST = (
     ExitCode.INTERRUPTED,
@@ -78,8 +79,10 @@ def run_playbook(
         return one_host(list(targets))
     with ThreadPoolExecutor(max_workers=min(len(hosts), _PARALLEL), thread_name_prefix="host") as pool:
         futures = {name: pool.submit(one_host, group) for name, group in hosts.items()}
+        pending = set(futures.values())
         try:
-            wait(futures.values())
+            while pending:  # in short waits: a signal that another thread received reaches this one only between them
+                _, pending = wait(pending, timeout=_SIGNALS_EVERY_S)
         except KeyboardInterrupt:
             with guard:
                 interrupted.set()
