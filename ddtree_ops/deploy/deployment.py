@@ -169,14 +169,18 @@ class Deployment:
             self._done(EventKind.FAIL, name, error.message, started)
             raise
         except KeyboardInterrupt:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+            self._count_time(name, started)
             raise
         self._done(EventKind.DONE, name, self._note, started)
 
     def _done(self, kind: EventKind, name: str, message: str, started: float) -> None:
+        elapsed = self._count_time(name, started)
+        self._report(Event(kind, self.target.name, name, message, elapsed_s=elapsed))
+
+    def _count_time(self, name: str, started: float) -> float:
         elapsed = time.monotonic() - started
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
-        self._report(Event(kind, self.target.name, name, message, elapsed_s=elapsed))
+        return elapsed
 
     def _relay(self, event: Event) -> None:
         self._report(replace(event, host=self.target.name))

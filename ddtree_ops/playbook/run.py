@@ -81,7 +81,8 @@ def run_playbook(
         futures = {name: pool.submit(one_host, group) for name, group in hosts.items()}
         pending = set(futures.values())
         try:
-            while pending:  # in short waits: a signal that another thread received reaches this one only between them
+            # In short waits: a signal that another thread received reaches this one only between them.
+            while pending:
                 _, pending = wait(pending, timeout=_SIGNALS_EVERY_S)
         except KeyboardInterrupt:
             with guard:
