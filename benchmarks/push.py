@@ -1,4 +1,4 @@
-"""Push a tree to a host: ``rsync -a`` over ssh against ``Session.publish``, fresh and without a change. Run by hand.
+"""Push a tree to a host: ``rsync -a`` over ssh against ``Session.publish``: fresh, without a change, one file changed. Run by hand.
 
     python benchmarks/push.py [-i INVENTORY] [HOST] [--tree DIR] [--repeat N]
 
@@ -15,6 +15,7 @@ import json
 import os
 import pickle
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -90,43 +91,60 @@ def show(name: str, rsync: list[float], ours: list[float]) -> None:
 
 
 def measure(spec: ConnectSpec, session: Session, tree: Path, repeat: int) -> int:
-    files = scan_tree(tree)
-    size = sum(entry.size for entry in files)
-    print(f"{spec.name}: {len(files)} files, {size / 1e6:.1f} MB from {tree}, {repeat} times each, medians")
-    manifest = json.dumps({"files": [asdict(entry) for entry in files]})
     root = session.run(["mktemp", "-d", "/var/tmp/ddtree-push.XXXXXX"], check=True).text.strip()
     far_rsync = "rsync" if spec.user in (None, "root") else "sudo -n rsync"
-    times: dict[str, list[float]] = {"rsync fresh": [], "ours fresh": [], "rsync same": [], "ours same": []}
+    rsync = ["rsync", "-a", "--rsync-path", far_rsync, "-e", shlex.join(ssh_words(spec))]
+    times: dict[tuple[str, str], list[float]] = {}
     try:
         with tempfile.TemporaryDirectory() as here:
-            listed, job = Path(here, "files"), Path(here, "job.json")
-            listed.write_bytes(pickle.dumps(list(files)))
+            edited = Path(here, "edited")
+            shutil.copytree(tree, edited, symlinks=True)
+            longest = max(
+                scan_tree(edited), key=lambda entry: entry.size if entry.path.endswith(".py") else 0
+            )
+            (edited / longest.path).chmod(0o644)
+            with (edited / longest.path).open("ab") as file:
+                file.write(b"# one line more\n")
+            jobs = {
+                "fresh": _job(spec, tree, root, "first", Path(here)),
+                "no change": _job(spec, tree, root, "first", Path(here)),
+                "one file": _job(spec, edited, root, "second", Path(here)),
+            }
             for _ in range(repeat):
                 session.run(["rm", "-rf", f"{root}/rsync", f"{root}/ours"], check=True)
-                work = {
-                    "spec": asdict(spec),
-                    "files": str(listed),
-                    "tree": str(tree),
-                    "releases": f"{root}/ours/releases",
-                    "digest": "benchmark",
-                    "manifest": manifest,
-                }
-                job.write_text(json.dumps(work), encoding="utf-8")
-                rsync = ["rsync", "-a", "--rsync-path", far_rsync, "-e", shlex.join(ssh_words(spec))]
-                rsync += [f"{tree}/", f"{spec.name}:{root}/rsync/"]
-                ours = [sys.executable, str(Path(__file__).resolve()), CHILD, str(job)]
-                for name in ("fresh", "same"):
-                    times[f"rsync {name}"].append(timed(rsync)[0])
-                    spent, text = timed(ours)
-                    times[f"ours {name}"].append(spent)
+                for name, (folder, job) in jobs.items():
+                    theirs, _ = timed([*rsync, f"{folder}/", f"{spec.name}:{root}/rsync/"])
+                    ours, text = timed([sys.executable, str(Path(__file__).resolve()), CHILD, str(job)])
+                    times.setdefault((name, "rsync"), []).append(theirs)
+                    times.setdefault((name, "ours"), []).append(ours)
                     result = PublishResult(**json.loads(text))
-                    if result.created is not (name == "fresh"):
+                    if result.created is (name == "no change") or (
+                        name == "one file" and result.sent_files != 1
+                    ):
                         sys.exit(f"unexpected result: {result}")
     finally:
         session.remove_tree(root, below="/var/tmp")
-    show("fresh", times["rsync fresh"], times["ours fresh"])
-    show("no change", times["rsync same"], times["ours same"])
+    for name in jobs:
+        show(name, times[name, "rsync"], times[name, "ours"])
     return 0
+
+
+def _job(spec: ConnectSpec, tree: Path, root: str, digest: str, here: Path) -> tuple[Path, Path]:
+    """The tree, and a file that tells a child to publish it as ``digest``; listed beforehand, as a build does."""
+    files = scan_tree(tree)
+    print(f"{spec.name}: {len(files)} files, {sum(entry.size for entry in files) / 1e6:.1f} MB from {tree}")
+    listed, job = here / f"{digest}.files", here / f"{digest}.json"
+    listed.write_bytes(pickle.dumps(list(files)))
+    work = {
+        "spec": asdict(spec),
+        "files": str(listed),
+        "tree": str(tree),
+        "releases": f"{root}/ours/releases",
+        "digest": digest,
+        "manifest": json.dumps({"files": [asdict(entry) for entry in files]}),
+    }
+    job.write_text(json.dumps(work), encoding="utf-8")
+    return tree, job
 
 
 def main() -> int:
