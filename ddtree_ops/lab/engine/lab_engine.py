@@ -8,7 +8,8 @@ Python >= 3.8 only; reading the graph runner of sglang 0.5.11 takes the parser o
 
 What is taken from the runtime DEPLOYED on ``PYTHONPATH`` (read as text, never imported):
 
-- the flags, from the ``add_argument`` calls of ``sglang/srt/server_args.py``. sglang 0.5.11 has no DDTREE:
+- the flags, from the ``add_argument`` calls of ``sglang/srt/server_args.py``, read by ``launchflags.py``. sglang
+  0.5.11 has no DDTREE:
   where the deployed file lacks them, the engine ADDS ``--speculative-algorithm DDTREE`` and
   ``--speculative-ddtree-budget``, ``-topk-cap`` and ``-budget-schedule``; it plays a tree that has them;
 - files and line numbers of the tracebacks;
@@ -21,12 +22,19 @@ mem-fraction-static - weights; left for graphs = LAB_GPU_GB x (1 - mem-fraction-
 worker with N tokens a request take ``max_bs * N * (4 * vocabulary + 9 * context)`` bytes (logits; triton's
 indices and mask). What does not fit ends as ``Capture cuda graph failed: CUDA out of memory``.
 
+With ``--nnodes`` the nodes meet as sglang's do: rank 0 listens at ``--dist-init-addr``, the others connect and try
+again until ``--dist-timeout`` (or LAB_DIST_TIMEOUT) is over; each prints its own ranks (TP4 to TP7 for node 1 of 2 at
+tp 8); nodes above 0 serve a dummy health endpoint and no API; a node that dies takes the others with it. One
+connection a node stands for all that torch, gloo and NCCL hold between the ranks. Texts: gloo's in
+https://github.com/sgl-project/sglang/issues/3685, torch's in its ``socket.cpp`` and ``TCPStore.cpp``.
+
 Where it differs from sglang on purpose: the warm-up asks for one token, so the verify step first runs for a
 real request; ``--cuda-graph-max-bs`` defaults to 48 and is not lowered to ``--max-running-requests``; one
 scheduler process logs for all ranks; no detokenizer process; no logprobs, grammars, tools or images.
 
 Environment (seconds, defaults in brackets): LAB_LOAD_SECONDS [3]; LAB_TOKENS_PER_S [2000] a request;
-LAB_GPU_GB [96]; LAB_DRAIN_POLL [1; sglang 5]; LAB_HEALTH_POLL [0.1; sglang 1]; LAB_WARMUP_TRIES [120].
+LAB_GPU_GB [96]; LAB_DRAIN_POLL [1; sglang 5]; LAB_HEALTH_POLL [0.1; sglang 1]; LAB_WARMUP_TRIES [120];
+LAB_DIST_TIMEOUT [600].
 Faults: LAB_CRASH_AFTER_S=n, an illegal memory access n seconds after ready; LAB_HANG_AT=weights|kv|graphs|
 warmup; LAB_GARBAGE=1, every answer is ``!!!!``; LAB_CRASH_ON_PREFIX_HIT=1, the first prefix-cache hit dies
 for triton's shared memory. sglang's SGL_FORCE_SHUTDOWN and SGLANG_HEALTH_CHECK_TIMEOUT work too.
@@ -46,7 +54,9 @@ import math
 import os
 import queue
 import re
+import select
 import signal
+import socket
 import socketserver
 import sys
 import threading
@@ -59,8 +69,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from itertools import chain, cycle, islice
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
@@ -85,6 +96,8 @@ LOAD_BAR = "Loading safetensors checkpoint shards"
 PHASES = {"weights": 0.55, "kv": 0.05, "graphs": 0.25, "warmup": 0.15}
 
 STACKS = """
+merge    | launch_server.py | <module> | server_args = prepare_server_args(sys.argv[1:])
+merge    | srt/server_args.py | prepare_server_args | argv = config_merger.merge_config_with_args(argv)
 launch   | launch_server.py | <module> | server_args = prepare_server_args(sys.argv[1:])
 launch   | srt/server_args.py | prepare_server_args | return ServerArgs.from_cli_args(raw_args)
 launch   | srt/server_args.py | ServerArgs.from_cli_args | return cls(
@@ -135,6 +148,19 @@ extend   | srt/layers/radix_attention.py | RadixAttention.forward | return forwa
 extend   | srt/layers/attention/base_attn_backend.py | AttentionBackend.forward | return self.forward_extend(
 extend   | srt/layers/attention/triton_backend.py | forward_extend | self.extend_attention_fwd(
 extend   | srt/layers/attention/triton_ops/extend_attention.py | extend_attention_fwd | _fwd_kernel[grid](
+nodes    | srt/entrypoints/engine.py | _launch_subprocesses | server_args.check_server_args()
+nodes    | srt/server_args.py | check_server_args | assert ( // self.tp_size * self.pp_size
+dist     | srt/model_executor/model_runner.py | initialize | pre_model_load_memory = self.init_torch_distributed()
+dist     | srt/model_executor/model_runner.py | init_torch_distributed | init_distributed_environment(
+dist     | srt/distributed/parallel_state.py | init_distributed_environment | torch.distributed.init_process_group(
+sync     | srt/model_executor/model_runner.py | init_torch_distributed | pre_model_load_memory = get_available_gpu_memory(
+sync     | srt/utils/common.py | get_available_gpu_memory | torch.distributed.all_reduce(
+loop     | srt/managers/scheduler.py | run_scheduler_process | scheduler.run_event_loop()
+loop     | srt/managers/scheduler.py | run_event_loop | dispatch_event_loop(self) // @DynamicGradMode()
+loop     | srt/managers/scheduler.py | dispatch_event_loop | scheduler.event_loop_normal()
+loop     | srt/managers/scheduler.py | event_loop_normal | recv_reqs = self.recv_requests()
+loop     | srt/managers/scheduler.py | recv_requests | recv_reqs = broadcast_pyobj( // recv_reqs
+loop     | srt/utils/common.py | broadcast_pyobj | dist.broadcast(tensor_size, src=src, group=dist_group)
 warmup   | srt/entrypoints/http_server.py | _execute_server_warmup | assert res.status_code == 200, f"{res=}
 """
 
@@ -274,28 +300,46 @@ class Runtime:
         return "\n".join([*lines, f"{failure.kind}: {failure.message}", ""])
 
 
-def human_readable_int(text: str) -> int:
-    """An integer, or one with a suffix k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024)."""
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?:([kMGT])|([KMGT])i)?", text.strip())
-    if not found:
-        raise argparse.ArgumentTypeError(f"Invalid integer value: '{text}'.")
-    power = " kMGT".index(found.group(2) or " ") or " KMGT".index(found.group(3) or " ")
-    return int(float(found.group(1)) * (1024 if found.group(3) else 1000) ** power)
+def beside(name: str) -> Any:
+    """A module that lies beside this file on a lab host, and further up in the package."""
+    homes = [folder for folder in Path(__file__).resolve().parents if (folder / f"{name}.py").is_file()]
+    sys.path += [str(folder) for folder in homes[:1] if str(folder) not in sys.path]
+    return importlib.import_module(name)
 
 
-class Unreadable(Exception):
-    """Not a value that can be read without running the file."""
+def read_config(file: Any) -> Any:
+    """In place of ``yaml.safe_load``: JSON, or lines of ``key: value`` with a plain or quoted scalar."""
+    text = file.read()
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        value = value.strip()
+        if not colon or line[:1] in " #-" or value[:1] in tuple("[{|>&*!"):
+            raise ValueError("the lab engine reads flat YAML only")
+        try:
+            found[key.strip()] = json.loads(value)
+        except ValueError:
+            found[key.strip()] = value.strip("'")
+    return found
 
 
-class ArgumentReader:
-    """Constants, field defaults and ``add_argument`` calls of a ``server_args.py``, read without running it."""
+def merge_config(source: str, parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
+    """What the deployed runtime makes of ``--config``: its own code runs, with a small reader in place of PyYAML."""
+    sys.modules.setdefault("yaml", SimpleNamespace(safe_load=read_config))  # type: ignore[arg-type]
+    namespace: dict[str, Any] = {"__name__": "server_args_config_parser"}
+    exec(compile(source, "server_args_config_parser.py", "exec"), namespace)
+    try:
+        merged: list[str] = namespace["ConfigArgumentMerger"](parser).merge_config_with_args(argv)
+    except ValueError as error:
+        raise Failure("ValueError", str(error), "merge") from None
+    return merged
 
-    TYPES: ClassVar[dict[str, Callable[[str], Any]]] = {
-        "int": int,
-        "float": float,
-        "loads": json.loads,
-        "human_readable_int": human_readable_int,
-    }
+
+class Arguments:
+    """The command line of the deployed runtime: its own flags, and the DDTree dialect where it lacks them."""
+
     FIELDS: ClassVar[dict[str, str]] = {
         "tp_size": "tensor_parallel_size",
         "pp_size": "pipeline_parallel_size",
@@ -304,91 +348,39 @@ class ArgumentReader:
         "attn_cp_size": "attention_context_parallel_size",
         "moe_dp_size": "moe_data_parallel_size",
     }
+    DIALECT: ClassVar[dict[str, dict[str, Any]]] = {
+        "--speculative-ddtree-budget": {"type": int},
+        "--speculative-ddtree-topk-cap": {"type": int, "default": 8},
+        "--speculative-ddtree-budget-schedule": {"choices": ["fixed", "adaptive"], "default": "fixed"},
+    }
 
     def __init__(self, source: str) -> None:
-        self.names: dict[str, Any] = {}
-        self.defaults: dict[str, Any] = {}
-        self.calls: list[ast.Call] = []
-        self.prog = "".join(re.findall(r'ArgumentParser\(prog="([^"]+)"', source)[:1]) or "launch_server.py"
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                self.names[node.targets[0].id] = self.value(node.value)
-            elif isinstance(node, ast.ClassDef) and node.name == "ServerArgs":
-                self._read_class(node)
-
-    def _read_class(self, node: ast.ClassDef) -> None:
-        for member in node.body:
-            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                self.defaults[member.target.id] = self.value(member.value)
-            elif isinstance(member, ast.FunctionDef) and member.name == "add_cli_args":
-                calls = [call for call in ast.walk(member) if isinstance(call, ast.Call)]
-                self.calls += [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-        self.calls.sort(key=lambda call: call.lineno)
-
-    def _read(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name) and node.id in self.names:
-            return self.names[node.id]
-        if isinstance(node, ast.Attribute) and node.attr in self.defaults:
-            return self.defaults[node.attr]
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
-            left, right = self._read(node.left), self._read(node.right)
-            return left + right if isinstance(node.op, ast.Add) else left * right
-        if isinstance(node, ast.List):
-            return [self._read(item) for item in node.elts]
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "field":
-            made = ast.dump(node.keywords[0].value) if node.keywords else ""
-            return [] if "'list'" in made else {} if "'dict'" in made else False
-        try:
-            return ast.literal_eval(node)
-        except ValueError:
-            raise Unreadable from None
-
-    def value(self, node: ast.expr | None) -> Any:
-        """The value of an expression, None where only running the file would tell."""
-        try:
-            return None if node is None else self._read(node)
-        except (Unreadable, TypeError):
-            return None
-
-    def _options(self, call: ast.Call) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        for key in call.keywords:
-            word = getattr(key.value, "attr", getattr(key.value, "id", ""))
-            if key.arg == "type" and word in self.TYPES:
-                options["type"] = self.TYPES[word]
-            elif key.arg == "action" and not isinstance(key.value, ast.Constant):
-                options["action"] = getattr(argparse, word, "store")
-            elif key.arg not in ("type", "help", None) and self.value(key.value) is not None:
-                options[str(key.arg)] = self.value(key.value)
-        if options.get("nargs") == 0 or "StoreTrue" in ast.dump(call):
-            options["action"] = "store_true"
-        if options.get("action") == "store_true":
-            options = {name: options[name] for name in ("action", "default", "dest") if name in options}
-        return options
+        self.flags = beside("launchflags").read_flags(source)
 
     def parser(self) -> argparse.ArgumentParser:
         """sglang's parser, plus the DDTree dialect where the deployed file lacks it."""
-        parser = argparse.ArgumentParser(prog=self.prog, description=NOTICE)
-        known: set[str] = set()
-        for call in self.calls:
-            flags, options = [self.value(argument) for argument in call.args], self._options(call)
-            if "--speculative-algorithm" in flags and "DDTREE" not in options.get("choices", ["DDTREE"]):
-                options["choices"] = ["DDTREE", *options["choices"]]
-            parser.add_argument(*flags, **options)
-            known.update(flags)
-        if "--speculative-ddtree-budget" not in known:
-            parser.add_argument("--speculative-ddtree-budget", type=int)
-            parser.add_argument("--speculative-ddtree-topk-cap", type=int, default=8)
-            schedules = ["fixed", "adaptive"]
-            parser.add_argument("--speculative-ddtree-budget-schedule", choices=schedules, default="fixed")
+        parser = argparse.ArgumentParser(prog=self.flags.prog, description=NOTICE)
+        algorithm = self.flags.find("--speculative-algorithm")
+        lacks = algorithm is not None and not algorithm.allows("DDTREE")
+        flags = self.flags.with_plugins({"speculative-algorithm": ["DDTREE"]} if lacks else {})
+        flags.add_to(parser)
+        for name, options in self.DIALECT.items():
+            if flags.find(name) is None:
+                parser.add_argument(name, **options)
         return parser
 
-    def fields(self, argv: list[str]) -> dict[str, Any]:
-        """The fields of ``ServerArgs`` for a command line. Exits as argparse does on a usage error."""
-        given = vars(self.parser().parse_args(argv))
+    def fields(self, argv: list[str], merger: str = "") -> dict[str, Any]:
+        """The fields of ``ServerArgs`` for a command line. Exits as argparse does on a usage error.
+
+        :param merger: the deployed ``server_args_config_parser.py``, which is run where there is a ``--config``.
+        """
+        parser = self.parser()
+        if "--config" in argv:
+            argv = merge_config(merger, parser, argv)
+        given, defaults = vars(parser.parse_args(argv)), self.flags.defaults
         dialect = [name for name in given if name.startswith("speculative_ddtree_")]
-        names = list(dict.fromkeys([*self.defaults, *dialect]))
-        return {name: given.get(self.FIELDS.get(name, name), self.defaults.get(name)) for name in names}
+        names = list(dict.fromkeys([*defaults, *dialect]))
+        return {name: given.get(self.FIELDS.get(name, name), defaults.get(name)) for name in names}
 
 
 # --- configuration -----------------------------------------------------------------------------------------
@@ -459,6 +451,10 @@ class Server:
         self.model = Checkpoint.read(fields["model_path"])
         self.draft: Checkpoint | None = None
         self.tp = int(fields["tp_size"])
+        self.nodes, self.node = int(fields.get("nnodes") or 1), int(fields.get("node_rank") or 0)
+        if self.tp * int(fields.get("pp_size") or 1) % self.nodes:
+            raise Failure("AssertionError", "tp_size must be divisible by number of nodes", "launch nodes")
+        self.local_ranks = range(self.node * self.tp // self.nodes, (self.node + 1) * self.tp // self.nodes)
         self.context = int(fields["context_length"] or self.model.get("max_position_embeddings", 4096))
         self.vocabulary = int(self.model.get("vocab_size", 163840))
         self.gpu = env("LAB_GPU_GB", 96)
@@ -554,10 +550,8 @@ class Server:
 
     def tokens_per_request(self, draft_worker: bool) -> int:
         """Tokens a request that the DEPLOYED graph runner sizes its buffers for."""
-        homes = [folder for folder in Path(__file__).resolve().parents if (folder / "sizing.py").is_file()]
-        sys.path += [str(folder) for folder in homes[:1] if str(folder) not in sys.path]
         return int(
-            importlib.import_module("sizing").tokens_per_request(
+            beside("sizing").tokens_per_request(
                 self.runtime.text("srt/model_executor/cuda_graph_runner.py"),
                 algorithm=self.algorithm,
                 draft_worker=draft_worker,
@@ -626,12 +620,112 @@ class Interval:
     accepted: int = 0
 
 
+class Mesh:
+    """What connects the nodes: one socket between the head and every other node. ``pause`` sleeps for seconds."""
+
+    def __init__(self, server: Server, pause: Callable[[float], None]) -> None:
+        self.server, self.pause = server, pause
+        self.peers: list[socket.socket] = []
+        self.synced: dict[socket.socket, int] = {}
+        self.stacks = "load sync"
+
+    def join(self) -> None:
+        """Meet at ``--dist-init-addr``; returns when all nodes are there."""
+        if self.server.nodes == 1:
+            return
+        name, _, port = str(self.server.fields["dist_init_addr"]).rpartition(":")
+        where = (name.strip("[]"), int(port))
+        patience = float(self.server.fields.get("dist_timeout") or env("LAB_DIST_TIMEOUT", 600))
+        until = time.monotonic() + patience
+        (self.connect if self.server.node else self.gather)(where, patience, until)
+        for peer in self.peers:
+            peer.settimeout(10)
+            self.synced[peer] = 0
+        self.sync()
+
+    def gather(self, where: tuple[str, int], patience: float, until: float) -> None:
+        share = self.server.tp // self.server.nodes
+        try:
+            door = socket.create_server(where, backlog=64)
+        except OSError as error:
+            message = (
+                "The server socket has failed to listen on any local network address. "
+                f"port: {where[1]}, useIpv6: false, code: -{error.errno}, "
+                f"name: {errno.errorcode.get(error.errno or 0, '')}, message: {(error.strerror or '').lower()}"
+            )
+            raise Failure("torch.distributed.DistNetworkError", message, "load dist") from None
+        with door:
+            door.setblocking(False)
+            while len(self.peers) < self.server.nodes - 1:
+                with contextlib.suppress(BlockingIOError):
+                    self.peers.append(door.accept()[0])
+                if time.monotonic() > until:
+                    here, wanted = share * (1 + len(self.peers)), self.server.tp
+                    message = (
+                        f"Timed out after {patience + 1:.0f} seconds waiting for clients. "
+                        f"{here}/{wanted} clients joined."
+                    )
+                    raise Failure("torch.distributed.DistStoreError", message, "load dist")
+                self.pause(0.05)
+
+    def connect(self, where: tuple[str, int], patience: float, until: float) -> None:
+        while not self.peers:
+            try:
+                self.peers.append(socket.create_connection(where, timeout=2))
+            except OSError:
+                if time.monotonic() > until:
+                    message = (
+                        f"The client socket has timed out after {patience * 1000:.0f}ms while trying to connect "
+                        f"to ({where[0]}, {where[1]})."
+                    )
+                    raise Failure("torch.distributed.DistNetworkError", message, "load dist") from None
+                self.pause(0.1)
+
+    def look(self) -> None:
+        """Take what the peers have sent; one that is gone ends this node too."""
+        for peer in self.peers:
+            while select.select([peer], [], [], 0)[0]:
+                try:
+                    told = len(peer.recv(64))
+                except ConnectionError:
+                    told = 0
+                if not told:
+                    self.lost(peer)
+                self.synced[peer] += told
+
+    def lost(self, peer: socket.socket) -> NoReturn:
+        try:
+            host, port = peer.getpeername()[:2]
+        except OSError:
+            host, port = "", 0
+        message = (
+            f"[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [{host}]:{port}"
+        )
+        raise Failure("RuntimeError", message, self.stacks)
+
+    def sync(self) -> None:
+        """Wait for all nodes, as a collective operation does: the head answers when every other one is there."""
+        for turn in (bool(self.server.node), not self.server.node):
+            for peer in self.peers:
+                if turn:
+                    try:
+                        peer.sendall(b"s")
+                    except OSError:
+                        self.lost(peer)
+                    continue
+                while not self.synced[peer]:
+                    self.look()
+                    self.pause(0.02)
+                self.synced[peer] -= 1
+
+
 class Scheduler:
     """The child process: loads, batches, verifies, counts. Talks to the main process over a pipe."""
 
     def __init__(self, server: Server, link: Connection) -> None:
         self.server, self.link = server, link
-        self.ranks = [f" TP{rank}" for rank in range(server.tp)] if server.tp > 1 else [""]
+        self.ranks = [f" TP{rank}" for rank in server.local_ranks] if server.tp > 1 else [""]
+        self.mesh = Mesh(server, self.pause)
         self.load_seconds = env("LAB_LOAD_SECONDS", 3)
         self.rate = env("LAB_TOKENS_PER_S", 2000)
         self.hang = os.environ.get("LAB_HANG_AT", "")
@@ -656,7 +750,11 @@ class Scheduler:
         """The whole life of the process; an exception is logged on every rank and ends the server."""
         try:
             self.load()
+            self.mesh.sync()
+            self.mesh.stacks = "loop"
             self.link.send(("loaded", self.stats))
+            if self.server.node and os.environ.get("LAB_CRASH_AFTER_S"):
+                self.crash_at = time.monotonic() + env("LAB_CRASH_AFTER_S", 0)
             while True:
                 self.step()
         except Failure as failure:
@@ -750,6 +848,8 @@ class Scheduler:
     def load_weights(self, model: Checkpoint, size: float, free: float, share: float) -> float:
         started = time.monotonic()
         self.log("Init torch distributed begin.", every=True)
+        if not self.mesh.peers:
+            self.mesh.join()
         self.log("Init torch distributed ends. elapsed=0.01 s, mem usage=0.00 GB", every=True)
         self.log(f"Load weight begin. avail mem={free:.2f} GB", every=True)
         for shard in range(model.shards + 1):
@@ -822,6 +922,10 @@ class Scheduler:
         """Take what has arrived, then run one prefill or one decode step."""
         busy = bool(self.waiting or self.running)
         patience = 0 if busy else max(0.0, min(60.0, self.crash_at - time.monotonic()))
+        if self.mesh.peers:
+            wait([self.link, *self.mesh.peers], patience)
+            self.mesh.look()
+            patience = 0
         while self.link.poll(patience):
             self.receive(*self.link.recv())
             busy, patience = True, 0
@@ -1149,6 +1253,33 @@ def compact(body: Any) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
+class DummyHandler(BaseHTTPRequestHandler):
+    """All that a node above rank 0 serves (``launch_dummy_health_check_server``); it writes no access lines."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        known = self.path.split("?")[0] in ("/ping", "/health", "/health_generate")
+        body = b"" if known else compact({"detail": "Not Found"})
+        self.send_response_only(200 if known else 404)
+        for name, value in {
+            "date": self.date_time_string(),
+            "server": "uvicorn",
+            "x-lab-engine": NOTICE,
+        }.items():
+            self.send_header(name, value)
+        if body:
+            self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Its uvicorn runs at log level warning."""
+
+
 class Handler(BaseHTTPRequestHandler):
     """sglang's endpoints. Bodies, status codes and headers follow answers recorded from sglang 0.5.11."""
 
@@ -1201,7 +1332,10 @@ class Handler(BaseHTTPRequestHandler):
                 f"Please use '/{name}' instead."
             )
         key, is_open = self.fields["api_key"], path.startswith(("/health", "/metrics"))
-        if key and not is_open and self.headers.get("authorization") != f"Bearer {key}":
+        if path == "/flush_cache" and self.fields["admin_api_key"]:
+            key = self.fields["admin_api_key"]
+        scheme, _, token = (self.headers.get("authorization") or "").partition(" ")
+        if key and not is_open and not (scheme.lower() == "bearer" and token == key):
             self.reply(401, {"error": "Unauthorized"})
         elif not name:
             self.reply(404, {"detail": "Not Found"})
@@ -1573,11 +1707,32 @@ class Launcher:
             self.front.stats = here.recv()[1]
         except EOFError:
             return self.died_while_loading()
+        if self.server.node:
+            return self.follow()
         threading.Thread(target=self.front.receive_for_ever, daemon=True).start()
         signal.signal(signal.SIGTERM, self.on_sigterm)
         signal.signal(signal.SIGINT, self.on_sigint)
         self.loading = False
         return self.serve()
+
+    def follow(self) -> int:
+        """The life of a node above rank 0: a dummy health endpoint until the scheduler ends. SIGTERM ends it at once."""
+        host, port = str(self.server.fields["host"]), int(self.server.fields["port"])
+        name = f"{f'[{host}]' if ':' in host else host}:{port}"
+        try:
+            dummy = HttpServer((host, port), DummyHandler)
+            threading.Thread(target=dummy.serve_forever, daemon=True).start()
+        except OSError as error:
+            reason = (
+                "address already in use" if error.errno == errno.EADDRINUSE else str(error.strerror).lower()
+            )
+            log(f"[Errno {error.errno}] error while attempting to bind on address {(host, port)}: {reason}")
+            log(f"Dummy health check server stopped at {name}")
+        log(f"Dummy health check server started in background thread at {name}")
+        status = os.waitpid(self.child, 0)[1]
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        log(f"Scheduler or DataParallelController {self.child} terminated with {code}")
+        return 1
 
     def died_while_loading(self) -> int:
         status = os.waitpid(self.child, 0)[1]
@@ -1702,9 +1857,10 @@ def main(argv: list[str]) -> int:
         spec = "Error while finding module specification for 'sglang.launch_server'"
         write(2, f"{sys.executable}: {spec} (ModuleNotFoundError: No module named 'sglang')\n")
         return 1
-    fields = ArgumentReader(runtime.text("srt/server_args.py")).fields(argv)
-    log(NOTICE)
     try:
+        merger = runtime.text("srt/server_args_config_parser.py")
+        fields = Arguments(runtime.text("srt/server_args.py")).fields(argv, merger)
+        log(NOTICE)
         server = Server(runtime, fields)
     except Failure as failure:
         write(2, runtime.traceback(failure))
