@@ -17,7 +17,7 @@ heard for :data:`SILENCE` seconds. Units that it started live on: they are syste
 
 # Python 3.8, and quick to start on the host: no pathlib, no contextlib.
 # ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH104, PTH108, PTH110, PTH112, PTH113, PTH114, PTH115, PTH117
-# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH208, PTH211, B905, SIM105, UP022, UP041
+# ruff: noqa: PTH106, PTH116, PTH118, PTH119, PTH120, PTH123, PTH208, PTH211, B905, SIM105, UP022, UP041
 from __future__ import annotations
 
 import errno
@@ -197,7 +197,7 @@ class Agent:
         self.heard = time.monotonic()
         self.calls: dict[int, Call] = {}
         self.children: set[subprocess.Popen[bytes]] = set()
-        self.locks: dict[str, int] = {}
+        self.leases: dict[str, Lease] = {}
         self.staged: dict[str, Staged] = {}
         self.pushes = 0
         self.guard = threading.Lock()
@@ -303,11 +303,9 @@ class Agent:
                 signal_group(child, signal.SIGKILL)
             try:
                 with self.guard:
-                    staged = list(self.staged.values())
-                for job in staged:
-                    discard_busy(job.folder)
-                for descriptor in self.locks.values():
-                    os.ftruncate(descriptor, 0)
+                    leases = list(self.leases.values())
+                for lease in leases:
+                    lease.give_up(1.0)
             finally:
                 os._exit(0)
 
@@ -538,7 +536,10 @@ def op_read_file(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, by
             parts.append(piece)
     finally:
         os.close(descriptor)
-    return {"found": True, "mode": stat.S_IMODE(info.st_mode), "mtime": info.st_mtime}, b"".join(parts)
+    content = b"".join(parts)
+    same = bool(args.get("unless")) and hashlib.sha256(content).hexdigest() == args["unless"]
+    values = {"found": True, "same": same, "mode": stat.S_IMODE(info.st_mode), "mtime": info.st_mtime}
+    return values, b"" if same else content
 
 
 def op_write_file(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
@@ -800,7 +801,8 @@ def op_hash_tree(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, by
 # ------------------------------------------------------------------------------------------------ publish
 
 RELEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-STAGING_NAME = re.compile(r"\.(?:staging|old)-.+-(\d+)-(\d+)")
+STAGING_NAME = re.compile(r"\.(?P<kind>staging|partial|old)-.+-(?P<pid>\d+)-(?P<start>\d+)")
+"""Never the name of a release: a push under way, what arrived of one that broke off, a release being removed."""
 MANIFEST = "manifest.json"
 
 
@@ -814,27 +816,77 @@ class Staged:
         self.manifest = manifest
         self.needed: list[int] = []
         self.linked = 0
+        self.resumed = 0
+        self.arrived = 0
         self.problems: list[str] = []
 
 
 def started(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, None where there is no such process."""
+    """Start time of a process in clock ticks since boot, None where there is no such process any more."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()[19].decode()
+            fields = source.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else fields[19].decode()
     except (OSError, IndexError):
         return None
 
 
-def clear_leftovers(releases: str) -> int:
-    """Remove staging folders whose agent is gone."""
-    removed = 0
-    for name in os.listdir(releases):
+def leftovers(releases: str) -> list[str]:
+    """Names of the staging folders that no agent is working on: of agents that are gone, and of pushes that broke off."""
+    found = []
+    for name in sorted(os.listdir(releases)):
         match = STAGING_NAME.fullmatch(name)
-        if match and started(int(match.group(1))) != match.group(2):
-            discard(os.path.join(releases, name))
-            removed += 1
-    return removed
+        if match and (match["kind"] == "partial" or started(int(match["pid"])) != match["start"]):
+            path = os.path.join(releases, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                found.append(name)
+    return found
+
+
+def claim(releases: str, name: str, own: str) -> str | None:
+    """Take a folder over under a name of this agent's, so that nobody else touches it; None where it has gone."""
+    folder = os.path.join(releases, f".old-{own}")
+    try:
+        os.rename(os.path.join(releases, name), folder)
+    except FileNotFoundError:
+        return None
+    return folder
+
+
+def own_token(agent: Agent, word: str) -> str:
+    """A name that no other push or removal has, and that tells whose it is."""
+    with agent.guard:
+        agent.pushes += 1
+        return f"{word}.{agent.pushes}-{os.getpid()}-{started(os.getpid())}"
+
+
+def claim_leftovers(call: Call, releases: str) -> list[str]:
+    """Folders of pushes that broke off, now of this agent; half removed releases are removed."""
+    claimed = []
+    for name in leftovers(releases):
+        folder = claim(releases, name, own_token(call.agent, "left"))
+        if folder is None:
+            continue
+        if name.startswith(".old-"):
+            discard(folder)
+        else:
+            claimed.append(folder)
+    return claimed
+
+
+def arrived_files(call: Call, folders: list[str], files: list[list[Any]]) -> dict[str, list[str]]:
+    """sha256 -> paths of what arrived completely with pushes that broke off; hashed now, as nothing else vouches for it."""
+    sizes = {row[2] for row in files}
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        present, _, _ = walk(folder)
+        paths = [
+            os.path.join(folder, name) for name, info in sorted(present.items()) if info.st_size in sizes
+        ]
+        for path, digest in zip(paths, in_threads(call, hash_or_none, paths)):
+            if digest is not None:
+                found.setdefault(digest, []).append(path)
+    return found
 
 
 def safe_relative(path: Any) -> bool:
@@ -886,8 +938,9 @@ def op_check_release(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any
             [row["path"], row["mode"], row["size"], row["sha256"]] for row in json.loads(manifest)["files"]
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        return {"whole": False}, b""
-    return {"whole": not check_release(call, target, rows, manifest)}, b""
+        return {"whole": False, "problems": ["its manifest is missing, damaged, or another one"]}, b""
+    problems = check_release(call, target, rows, manifest)
+    return {"whole": not problems, "problems": problems[:20], "count": len(problems)}, b""
 
 
 def known_files(releases: str) -> dict[str, list[str]]:
@@ -936,7 +989,7 @@ def take_over(row: list[Any], sources: list[str], destination: str) -> bool:
                 os.link(source, destination, follow_symlinks=False)
                 return True
             except OSError as error:
-                if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM):
+                if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOENT):
                     raise
         copy = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
@@ -952,7 +1005,7 @@ def need_space(releases: str, rows: list[list[Any]], folders: int) -> None:
     space = disk(releases)
     block = max(512, space["block_size"])
     need = sum(-(-row[2] // block) * block for row in rows) + folders * block + (1 << 20)
-    hint = f"free space on the file system of {space['path']}, for example by removing releases that no service's current points to, and push again"
+    hint = f"free space on the file system of {space['path']} and push again"
     if need > space["free_bytes"]:
         raise OpError(
             "no_space",
@@ -979,7 +1032,6 @@ def op_publish(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, byte
             raise OpError("refused", f"{row[0]!r} is not a path inside a release")
     target = os.path.join(releases, digest)
     os.makedirs(releases, exist_ok=True)
-    clear_leftovers(releases)
     problems: list[str] = []
     if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OpError("refused", f"{target}: is there and is not a directory")
@@ -992,57 +1044,106 @@ def op_publish(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, byte
     if problems:
         for row in files:
             known.setdefault(row[3], []).append(os.path.join(target, row[0]))
-    with call.agent.guard:
-        call.agent.pushes += 1
-        token = f"{digest}.{call.agent.pushes}-{os.getpid()}-{started(os.getpid())}"
-    staging = os.path.join(releases, f".staging-{token}")
-    job = Staged(staging, target, files, manifest)
+    token = own_token(call.agent, digest)
+    job = Staged(os.path.join(releases, f".staging-{token}"), target, files, manifest)
     job.problems = problems
-    with call.agent.guard:
-        call.agent.staged[token] = job
+    claimed = claim_leftovers(call, releases)
     try:
-        folders = sorted({row[0].rpartition("/")[0] for row in files} - {""})
-        maybe = [number for number, row in enumerate(files) if row[3] in known]
-        sent = [row for row in files if row[3] not in known]
-        need_space(releases, sent, len(folders))
-        os.mkdir(staging, 0o700)
-        for folder in folders:
-            os.makedirs(os.path.join(staging, folder), exist_ok=True)
-        had = in_threads(
-            call,
-            lambda number: take_over(
-                files[number], known[files[number][3]], os.path.join(staging, files[number][0])
-            ),
-            maybe,
-        )
-        taken = {number for number, done in zip(maybe, had) if done}
-        job.linked = len(taken)
-        job.needed = [number for number in range(len(files)) if number not in taken]
-        need_space(releases, [files[number] for number in job.needed], 0)
-    except BaseException:
-        drop_staged(call.agent, token)
+        with explained_space(releases, "before anything was sent"):
+            stage(call, job, token, known, arrived_files(call, claimed, files))
+            for folder in claimed:
+                discard(folder)
+            need_space(releases, [files[number] for number in job.needed], 0)
+    except BaseException as error:
+        drop_staged(call.agent, token, keep=not no_space(error))
+        for folder in claimed:
+            discard_busy(folder)
         raise
     return {
         "created": True,
         "token": token,
         "needed": job.needed,
         "linked": job.linked,
+        "resumed": job.resumed,
         "problems": problems,
     }, b""
 
 
-def drop_staged(agent: Agent, token: str) -> None:
-    """Remove a staging folder, then forget it: whoever ends meanwhile still knows of it."""
+def stage(
+    call: Call, job: Staged, token: str, known: dict[str, list[str]], arrived: dict[str, list[str]]
+) -> None:
+    """Make the staging folder with all that need not travel: what other releases hold, what had arrived before."""
+    releases, files = os.path.dirname(job.folder), job.files
+    folders = sorted({row[0].rpartition("/")[0] for row in files} - {""})
+    maybe = [number for number, row in enumerate(files) if row[3] in known or row[3] in arrived]
+    need_space(
+        releases, [row for row in files if row[3] not in known and row[3] not in arrived], len(folders)
+    )
+    with call.agent.guard:
+        call.agent.staged[token] = job
+    os.mkdir(job.folder, 0o700)
+    for folder in folders:
+        os.makedirs(os.path.join(job.folder, folder), exist_ok=True)
+
+    def take(sources: dict[str, list[str]]) -> Callable[[int], bool]:
+        return lambda number: take_over(
+            files[number], sources.get(files[number][3], []), os.path.join(job.folder, files[number][0])
+        )
+
+    linked = {number for number, done in zip(maybe, in_threads(call, take(known), maybe)) if done}
+    rest = [number for number in maybe if number not in linked]
+    resumed = {number for number, done in zip(rest, in_threads(call, take(arrived), rest)) if done}
+    job.linked, job.resumed = len(linked), len(resumed)
+    job.needed = [number for number in range(len(files)) if number not in linked and number not in resumed]
+
+
+def no_space(error: BaseException) -> bool:
+    if isinstance(error, OpError):
+        return error.code == "no_space"
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class explained_space:
+    """Turn a full disk into an error that says how full it is, and when that was seen."""
+
+    def __init__(self, releases: str, when: str) -> None:
+        self.releases = releases
+        self.when = when
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        if not isinstance(error, OSError) or not no_space(error):
+            return
+        free = disk(self.releases)
+        inodes = "" if free["free_inodes"] is None else f" and {free['free_inodes']} inodes"
+        raise OpError(
+            "no_space",
+            f"{self.releases}: {error.strerror} {self.when} ({free['free_bytes']} bytes{inodes} free now)",
+            "free space there and push again",
+        ) from None
+
+
+def drop_staged(agent: Agent, token: str, *, keep: bool) -> None:
+    """Take a staging folder away; what arrived is kept for the next push, unless the disk is full."""
     with agent.guard:
         job = agent.staged.get(token)
-    if job is not None:
+    if job is None:
+        return
+    if keep and job.resumed + job.arrived:
+        try:
+            os.rename(job.folder, job.folder.replace("/.staging-", "/.partial-"))
+        except FileNotFoundError:
+            pass
+    else:
         discard_busy(job.folder)
-        with agent.guard:
-            agent.staged.pop(token, None)
+    with agent.guard:
+        agent.staged.pop(token, None)
 
 
 def op_publish_abort(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
-    drop_staged(call.agent, args["token"])
+    drop_staged(call.agent, args["token"], keep=True)
     return {}, b""
 
 
@@ -1053,20 +1154,13 @@ def op_publish_send(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any,
     if job is None:
         raise OpError("refused", "no push is under way for this token")
     try:
-        receive_files(call, job)
-        created = put_in_place(call, job)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = disk(os.path.dirname(job.folder))
-        raise OpError(
-            "no_space",
-            f"{os.path.dirname(job.folder)}: {error.strerror} while receiving "
-            f"({free['free_bytes']} bytes and {free['free_inodes']} inodes free now)",
-            "free space there and push again",
-        ) from None
-    finally:
-        drop_staged(call.agent, token)
+        with explained_space(os.path.dirname(job.folder), "while receiving"):
+            receive_files(call, job)
+            created = put_in_place(call, job)
+    except BaseException as error:
+        drop_staged(call.agent, token, keep=not no_space(error))
+        raise
+    drop_staged(call.agent, token, keep=False)
     return {"created": created, "linked": job.linked, "problems": job.problems}, b""
 
 
@@ -1099,6 +1193,7 @@ def receive_files(call: Call, job: Staged) -> None:
             os.close(descriptor)
         if digest.hexdigest() != wanted:
             raise OpError("damaged", f"{path}: what arrived does not have the sha256 of the manifest")
+        job.arrived += 1
     if piece or next(pieces, None) is not None:
         raise OpError("damaged", "more data arrived than the manifest lists")
 
@@ -1143,6 +1238,154 @@ def exchange(first: str, second: str) -> None:
         os.rename(aside, second)
         raise
     os.rename(aside, first)
+
+
+# ------------------------------------------------------------------------------- what lies there, and goes
+
+PYCACHE_FILE = re.compile(r"(.+)\.[a-z]+-\d+[a-z]*(?:\.opt-[0-9a-z]+)?\.pyc")
+
+
+def folder_sizes(root: str) -> dict[str, int]:
+    """Files and bytes below a folder; ``own_bytes`` are those that no name elsewhere holds too."""
+    files, size, own = 0, 0, 0
+    inside: dict[tuple[int, int], list[int]] = {}
+    for info in walk(root)[0].values():
+        files += 1
+        size += info.st_size
+        names = inside.setdefault((info.st_dev, info.st_ino), [0, info.st_nlink, info.st_size])
+        names[0] += 1
+    own = sum(length for names, links, length in inside.values() if names >= links)
+    return {"files": files, "bytes": size, "own_bytes": own}
+
+
+def read_text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read(1 << 20)
+    except OSError:
+        return None
+
+
+def op_survey(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    """What lies below a deploy root: releases with their sizes, leftovers of pushes, services with what they point to."""
+    root = args["root"]
+    releases = os.path.join(root, "releases")
+    names = sorted(os.listdir(releases)) if os.path.isdir(releases) else []
+    idle = set(leftovers(releases)) if names else set()
+    found, rest = [], []
+    for name in names:
+        call.check()
+        folder = os.path.join(releases, name)
+        if os.path.islink(folder) or not os.path.isdir(folder):
+            continue
+        if STAGING_NAME.fullmatch(name):
+            rest.append({"name": name, "live": name not in idle, **folder_sizes(folder)})
+        elif RELEASE_NAME.fullmatch(name):
+            manifest = os.path.join(folder, MANIFEST)
+            there = os.path.isfile(manifest)
+            since = os.stat(manifest if there else folder).st_mtime
+            found.append({"name": name, "published": since, "manifest": there, **folder_sizes(folder)})
+    return {
+        "time": time.time(),
+        "disk": disk(root),
+        "releases": found,
+        "leftovers": rest,
+        "services": [service_of(root, unit) for unit in services_of(root)],
+    }, b""
+
+
+def services_of(root: str) -> list[str]:
+    folder = os.path.join(root, "services")
+    if not os.path.isdir(folder):
+        return []
+    return sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
+
+
+def service_of(root: str, unit: str) -> dict[str, Any]:
+    """What a service points to: its current release, the state of an armed rollback, the unit files it keeps."""
+    folder = os.path.join(root, "services", unit)
+    try:
+        current: str | None = os.path.basename(os.readlink(os.path.join(folder, "current")))
+    except OSError:
+        current = None
+    units = os.path.join(folder, "units")
+    return {
+        "unit": unit,
+        "current": current,
+        "armed": read_text(os.path.join(folder, "rollback.json")),
+        "units": sorted(os.listdir(units)) if os.path.isdir(units) else [],
+    }
+
+
+def op_prune(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    """Remove releases, unit files, leftovers and byte code below a deploy root.
+
+    Which ones is the client's decision; a release that a service points to at this moment stays whatever it says. A
+    release leaves its name before its first file goes: nobody ever sees half of one.
+    """
+    root = args["root"]
+    releases = os.path.join(root, "releases")
+    removed, refused, freed = [], [], 0
+    for digest in args["releases"]:
+        call.check()
+        folder = os.path.join(releases, digest)
+        if not RELEASE_NAME.fullmatch(digest) or os.path.islink(folder):
+            raise OpError("refused", f"{digest!r} is not a release")
+        services = [service_of(root, unit) for unit in services_of(root)]
+        users = [
+            item["unit"] for item in services if item["current"] == digest or digest in (item["armed"] or "")
+        ]
+        if users:
+            refused.append([digest, users[0]])
+            continue
+        aside = claim(releases, digest, own_token(call.agent, "gone"))
+        if aside is not None:
+            freed += folder_sizes(aside)["own_bytes"]
+            discard(aside)
+            removed.append(digest)
+    swept = 0
+    for name in leftovers(releases) if args["leftovers"] and os.path.isdir(releases) else []:
+        call.check()
+        aside = claim(releases, name, own_token(call.agent, "gone"))
+        if aside is not None:
+            freed += folder_sizes(aside)["own_bytes"]
+            discard(aside)
+            swept += 1
+    unit_files = 0
+    for unit, name in args["unit_files"]:
+        if "/" in unit or "/" in name or {unit, name} & {"", ".", ".."}:
+            raise OpError("refused", f"{unit}/{name}: is not a kept unit file")
+        try:
+            os.unlink(os.path.join(root, "services", unit, "units", name))
+            unit_files += 1
+        except FileNotFoundError:
+            pass
+    return {
+        "removed": removed,
+        "refused": refused,
+        "leftovers": swept,
+        "unit_files": unit_files,
+        "byte_code": sweep_byte_code(call, root) if args["byte_code"] else 0,
+        "freed_bytes": freed,
+        "disk": disk(root),
+    }, b""
+
+
+def sweep_byte_code(call: Call, root: str) -> int:
+    """Remove byte code kept for sources below ``root`` that are there no more; the number of files."""
+    cache = os.path.join(root, "pycache")
+    removed = 0
+    for folder, _, names in os.walk(cache + root, topdown=False):
+        call.check()
+        source = folder[len(cache) :]
+        for name in names:
+            match = PYCACHE_FILE.fullmatch(name)
+            if match is None or not os.path.exists(os.path.join(source, match.group(1) + ".py")):
+                os.unlink(os.path.join(folder, name))
+                removed += 1
+        if not os.path.isdir(source) and not os.listdir(folder):
+            os.rmdir(folder)
+    return removed
 
 
 # ------------------------------------------------------------------------------------------- units, locks
@@ -1225,48 +1468,174 @@ def op_watch_unit(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, b
     return {}, b""
 
 
-def op_lock(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
-    path, agent = args["path"], call.agent
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+LOCK_ROOM = 1024
+"""Bytes a lock file is padded to: it is renewed in place, which a full disk does not keep from happening."""
+
+
+class Mutex:
+    """A short exclusive lock on a folder: whoever reads a lock file in it to decide, and writes it, holds this."""
+
+    def __init__(self, folder: str, patience: float = 30.0) -> None:
+        self.folder = folder
+        self.patience = patience
+        self.descriptor = -1
+
+    def __enter__(self) -> Mutex:
+        self.descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return self
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > until:
+                    os.close(self.descriptor)
+                    raise
+            time.sleep(0.01)
+
+    def __exit__(self, *error: Any) -> None:
+        os.close(self.descriptor)
+
+
+def boottime() -> float:
+    """Seconds since boot, suspended time included: steps of the wall clock do not move it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    return text_of("/proc/sys/kernel/random/boot_id")
+
+
+def read_lock(path: str) -> dict[str, Any] | None:
+    """What the holder of a lock wrote; None where nobody holds it. It may be out of date: see :func:`lock_left`."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        with open(path, "rb") as source:
+            found = json.loads(source.read(65536))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("id") else None
+
+
+def lock_left(found: dict[str, Any] | None) -> float:
+    """Seconds for which a lock still holds, 0.0 where it holds no more: its lease ran out, or the host was booted."""
+    try:
+        if found is None or found["boot_id"] != boot_id():
+            return 0.0
+        return max(0.0, float(found["boottime"]) + float(found["lease_s"]) - boottime())
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+class Lease:
+    """A lock of this agent's client. It counts from the last sign of life of the client, not of the agent."""
+
+    def __init__(self, agent: Agent, path: str, owner: dict[str, Any], seconds: float) -> None:
+        self.agent = agent
+        self.path = path
+        self.folder = os.path.dirname(path) or "."
+        self.over = threading.Event()
+        self.content = dict(
+            owner,
+            schema=1,
+            since=time.time(),
+            lease_s=seconds,
+            agent_pid=os.getpid(),
+            boot_id=boot_id(),
+        )
+
+    def heard(self) -> float:
+        """When the client was last heard, in :func:`boottime`; now, while it is being fed faster than it can take."""
+        silent = 0.0 if self.agent._feeding else time.monotonic() - self.agent.heard
+        return boottime() - silent
+
+    def write(self) -> None:
+        values = dict(self.content, renewed=time.time(), boottime=self.heard())
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            return {"taken": False, "holder": lock_holder(descriptor)}, b""
+            data = (json.dumps(values).encode()).ljust(LOCK_ROOM - 1) + b"\n"
+            os.pwrite(descriptor, data, 0)
+            os.ftruncate(descriptor, len(data))
         finally:
             os.close(descriptor)
-    owner = dict(args["owner"], since=time.time(), agent_pid=os.getpid())
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
-    os.fsync(descriptor)
-    with agent.guard:
-        agent.locks[path] = descriptor
+
+    def mine(self, found: dict[str, Any] | None) -> bool:
+        return found is not None and found["id"] == self.content["id"]
+
+    def renew(self) -> bool:
+        """False where the lock is somebody else's now, or nobody's: it was broken."""
+        with Mutex(self.folder):
+            if not self.mine(read_lock(self.path)):
+                self.over.set()
+                return False
+            self.write()
+            return True
+
+    def keep(self) -> None:
+        """Renew until the lock is given up or lost."""
+        while not self.over.wait(min(BEAT, self.content["lease_s"] / 4)):
+            try:
+                self.renew()
+            except OSError:  # the lease runs on; the next look may do better
+                continue
+
+    def give_up(self, patience: float = 30.0) -> bool:
+        self.over.set()
+        try:
+            with Mutex(self.folder, patience):
+                if self.mine(read_lock(self.path)):
+                    os.unlink(self.path)
+                    return True
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EAGAIN, errno.EACCES):
+                raise
+        return False
+
+
+def op_lock(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    lease = Lease(call.agent, args["path"], args["owner"], float(args["lease"]))
+    os.makedirs(lease.folder, exist_ok=True)
+    with Mutex(lease.folder):
+        found = read_lock(lease.path)
+        left = lock_left(found)
+        if left > 0:
+            return {"taken": False, "holder": found, "left_s": left}, b""
+        lease.write()
+    with call.agent.guard:
+        call.agent.leases[lease.path] = lease
+    threading.Thread(target=lease.keep, daemon=True).start()
     return {"taken": True}, b""
 
 
-def lock_holder(descriptor: int) -> dict[str, Any]:
-    """What the holder of a lock wrote; it may be just about to write it."""
-    for _ in range(20):
-        try:
-            found = json.loads(os.pread(descriptor, 65536, 0))
-            if isinstance(found, dict):
-                return found
-        except ValueError:
-            pass
-        time.sleep(0.01)
-    return {}
+def op_lock_check(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    """Who holds a lock, and whether it is the one with ``id``. The holder's own agent renews it first."""
+    with call.agent.guard:
+        lease = call.agent.leases.get(args["path"])
+    if lease is not None and not lease.over.is_set():
+        lease.renew()
+    found = read_lock(args["path"])
+    left = lock_left(found)
+    held = found is not None and left > 0 and found["id"] == args.get("id")
+    return {"held": held, "holder": found, "left_s": left}, b""
+
+
+def op_lock_break(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    """Take a lock away from its holder, where that is still the one with ``id``."""
+    path = args["path"]
+    try:
+        with Mutex(os.path.dirname(path) or "."):
+            found = read_lock(path)
+            if found is None or found["id"] != args["id"]:
+                return {"broken": False, "holder": found}, b""
+            os.unlink(path)
+    except FileNotFoundError:
+        return {"broken": False, "holder": None}, b""
+    return {"broken": True, "holder": found}, b""
 
 
 def op_unlock(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
     with call.agent.guard:
-        descriptor = call.agent.locks.pop(args["path"], None)
-    if descriptor is not None:
-        os.ftruncate(descriptor, 0)
-        os.close(descriptor)
-    return {"released": descriptor is not None}, b""
+        lease = call.agent.leases.pop(args["path"], None)
+    return {"released": lease is not None and lease.give_up()}, b""
 
 
 # --------------------------------------------------------------------------------------------------- http
@@ -1362,7 +1731,10 @@ OPS: dict[str, Callable[[Call, dict[str, Any], bytes], tuple[Any, bytes]]] = {
     "http": op_http,
     "list_dir": op_list_dir,
     "lock": op_lock,
+    "lock_break": op_lock_break,
+    "lock_check": op_lock_check,
     "ping": op_ping,
+    "prune": op_prune,
     "publish": op_publish,
     "publish_abort": op_publish_abort,
     "publish_send": op_publish_send,
@@ -1371,6 +1743,7 @@ OPS: dict[str, Callable[[Call, dict[str, Any], bytes], tuple[Any, bytes]]] = {
     "run": op_run,
     "show_unit": op_show_unit,
     "stream": op_stream,
+    "survey": op_survey,
     "swap_link": op_swap_link,
     "unlock": op_unlock,
     "watch_unit": op_watch_unit,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ddtree_ops.errors import DeadlineError, OpsError, RemoteError, SudoError, UnreachableError
-from ddtree_ops.remote.files import FileEntry
+from ddtree_ops.remote.files import FileEntry, SharedReads
 from ddtree_ops.remote.protocol import PIECE, FrameReader, ProtocolError, Transport, encode
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "DirEntry",
     "Disk",
     "FileEntry",
+    "LockState",
     "PublishResult",
     "Reply",
     "Request",
@@ -50,6 +51,7 @@ BEAT = 10.0
 SILENCE = 60.0
 """Seconds without any sign of life from the agent after which the connection is taken for dead."""
 
+_shared = SharedReads()
 _EVENT_COST = 256
 _ACK_AT = 1 << 20
 
@@ -99,6 +101,7 @@ class PublishResult:
 
     :param created: False where the release was already there and every byte of it was right.
     :param sent_files: files that travelled, ``sent_bytes`` in all; ``linked_files`` came from other releases.
+    :param resumed_files: had arrived with an earlier push that broke off, and were verified again.
     :param repaired: what was wrong with the release that was there, one problem an entry; empty otherwise.
     """
 
@@ -109,6 +112,7 @@ class PublishResult:
     sent_bytes: int
     linked_files: int
     repaired: tuple[str, ...] = ()
+    resumed_files: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,20 @@ class Disk:
     free_bytes: int
     total_inodes: int | None
     free_inodes: int | None
+
+
+@dataclass(frozen=True)
+class LockState:
+    """A lock on a host.
+
+    :param held: by the id that was asked about.
+    :param holder: what its holder wrote, also where it holds no more; None: nobody has it.
+    :param left_s: seconds it still holds without a further sign of its holder's life; 0.0: it holds no more.
+    """
+
+    held: bool
+    holder: Mapping[str, Any] | None
+    left_s: float
 
 
 def explain_start(
@@ -307,6 +325,7 @@ class Session:
         self._facts: dict[str, Any] = {}
         self._hello: SimpleQueue[bool] = SimpleQueue()
         self._heard = time.monotonic()
+        self._pace = BEAT
         self._reader = threading.Thread(target=self._read, name=f"session-{host}", daemon=True)
         self._reader.start()
         try:
@@ -371,7 +390,11 @@ class Session:
             self._hello.put(True)
 
     def _beat(self) -> None:
-        while not self._closed.wait(BEAT):
+        spoke = time.monotonic()
+        while not self._closed.wait(min(1.0, self._pace)):
+            if time.monotonic() - spoke < self._pace:
+                continue
+            spoke = time.monotonic()
             silent = time.monotonic() - self._heard
             if silent > SILENCE:
                 self._lose(f"no sign of life for {silent:.0f} s")
@@ -471,6 +494,8 @@ class Session:
             error.get("hint", ""),
             tuple(error.get("details", ())),
         )
+        if error["code"] in ("ENOSPC", "EDQUOT") and not hint:
+            hint = f"make room on the host: ddtree-ops prune {self.host}"
         if error["code"] == "deadline":
             limit = "" if deadline is None else f" ({deadline:g} s)"
             return DeadlineError(message + limit, host=self.host, hint=hint, details=details)
@@ -614,13 +639,32 @@ class Session:
         One round trip where the release is already there and right, else two, however many files: what other
         releases already have is hard-linked (found by the sha256 in their ``manifest.json``, verified by hashing),
         the rest travels as one stream, everything is verified by sha256 in a staging folder, then renamed. A release
-        that is already there is verified on disk (every file) and rebuilt if damaged. Space and inodes are checked
-        first. ``progress(done_bytes, total_bytes)`` is called while sending. Like rsync, file data is not forced to
-        disk: a power cut within seconds may damage it, which the next publish finds and repairs.
+        that is already there is verified on disk (every file) and rebuilt if damaged. What had arrived with a push that
+        broke off is hashed again and does not travel again. Space and inodes are checked first.
+        ``progress(done_bytes, total_bytes)`` is called while sending. Like rsync, file data is not forced to disk: a
+        power cut within seconds may damage it, which the next publish finds and repairs.
 
         :param manifest: JSON with a ``files`` list of objects with ``path`` and ``sha256``.
         :raises RemoteError: no space, verification failed; the host keeps no half release.
         """
+        try:
+            return self._publish(source, files, releases_dir, digest, manifest, progress, deadline)
+        except AgentError as error:
+            if error.code == "no_space":
+                error.hint = f"ddtree-ops prune {self.host}   (or {error.hint})"
+                error.state = "no half release was left there; what serves keeps serving"
+            raise
+
+    def _publish(
+        self,
+        source: Path,
+        files: Sequence[FileEntry],
+        releases_dir: str,
+        digest: str,
+        manifest: bytes,
+        progress: Any,
+        deadline: float,
+    ) -> PublishResult:
         rows = [[entry.path, entry.mode, entry.size, entry.sha256] for entry in files]
         listing = json.dumps(rows, separators=(",", ":")).encode()
         args = {"releases_dir": releases_dir, "digest": digest, "listing": len(listing)}
@@ -652,6 +696,7 @@ class Session:
             total,
             begun["linked"],
             tuple(values["problems"]),
+            begun["resumed"],
         )
 
     def begin_check(
@@ -705,10 +750,9 @@ class Session:
         """Content of a file to be sent. :raises RemoteError: it cannot be read or has not the size that was listed."""
         left = entry.size
         try:
-            with open(f"{source}{os.sep}{entry.path}", "rb", buffering=0) as content:  # noqa: PTH123
-                while piece := content.read(PIECE):
-                    left -= len(piece)
-                    yield piece
+            for piece in _shared.pieces(source, entry, PIECE):
+                left -= len(piece)
+                yield piece
         except OSError as error:
             problem = f"{entry.path} cannot be read here any more: {error.strerror}"
         else:
@@ -743,17 +787,38 @@ class Session:
         """
         return Stream(self, self._open("watch_unit", {"unit": unit, "interval": interval}, deadline=None))
 
-    def acquire_lock(self, path: str, owner: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Take an exclusive lock held by the agent process until the session ends (so a killed client frees it).
+    def acquire_lock(
+        self, path: str, owner: Mapping[str, Any], *, lease: float = 60.0
+    ) -> Mapping[str, Any] | None:
+        """Take a lock on the host. It holds while this client is heard, and is freed when the session ends.
 
-        :returns: None when taken, else what the holder wrote about itself (``owner`` plus ``since`` epoch and
-            ``agent_pid``); an empty mapping where it has written nothing readable.
+        The agent renews it as long as it hears from this side, which speaks at least four times a ``lease``. A killed
+        client frees it at once, through its closed connection; a killed agent or a dead network after ``lease``
+        seconds without a sign of life. It holds no longer than the boot of the host in which it was taken.
+
+        :param owner: what others are told: ``who``, ``origin``, ``command``; ``id`` names the lock, left out one is
+            made.
+        :returns: None when taken, else what the holder wrote: ``owner`` plus ``since`` and ``renewed`` (epoch, the
+            host's clock), ``lease_s``, ``agent_pid``, and ``left_s``, the seconds it holds without a further sign.
         """
-        values = self.request("lock", {"path": path, "owner": dict(owner)}).values
-        return None if values["taken"] else dict(values["holder"])
+        owner = {"id": secrets.token_hex(8), **owner}
+        values = self.request("lock", {"path": path, "owner": owner, "lease": lease}).values
+        if not values["taken"]:
+            return {**values["holder"], "left_s": values["left_s"]}
+        self._pace = min(self._pace, lease / 4)
+        return None
+
+    def check_lock(self, path: str, lock_id: str = "") -> LockState:
+        """Who holds a lock now. One round trip; nothing is changed."""
+        values = self.request("lock_check", {"path": path, "id": lock_id}).values
+        return LockState(values["held"], values["holder"], values["left_s"])
+
+    def break_lock(self, path: str, lock_id: str) -> bool:
+        """Take a lock away from its holder; False where it is not the one with this id any more."""
+        return bool(self.request("lock_break", {"path": path, "id": lock_id}).values["broken"])
 
     def release_lock(self, path: str) -> None:
-        """Give back a lock before the session ends."""
+        """Give back a lock before the session ends. A lock that was lost meanwhile is left alone."""
         self.request("unlock", {"path": path})
 
     def http_transport(self) -> httpx.BaseTransport:

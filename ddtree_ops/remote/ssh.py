@@ -3,23 +3,28 @@
 Fabric 3.2 accepts every host key and loads no known_hosts. Here a key is accepted only where known_hosts (the
 user's and the system's, what ssh_config names, or the one file of the inventory) holds it for this host, or where
 it has the fingerprint pinned in the inventory; jump hosts are checked as strictly. Nothing is ever recorded.
+A jump host is connected once for all hosts behind it (:mod:`ddtree_ops.remote.bastion`).
 """
 
 from __future__ import annotations
 
 import errno
 import math
+import random
 import re
 import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.errors import AuthError, ConfigError, HostKeyError, OpsError, RemoteError, UnreachableError
+from ddtree_ops.remote.bastion import Gate, Lease, Pool, Tunnel
 from ddtree_ops.remote.protocol import PIECE, agent_source, bootstrap
 from ddtree_ops.remote.session import Session
 
@@ -32,7 +37,7 @@ __all__ = ["ConnectSpec", "connect", "expand_includes", "remote_command"]
 WINDOW = 16 << 20
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 KEEPALIVE = 15
-ATTEMPTS = 4
+ATTEMPTS = 6
 _SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 _PYTHON = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
@@ -316,27 +321,31 @@ def _known_hosts_files(spec: ConnectSpec, settings: dict[str, Any]) -> tuple[Pat
     return tuple(Path(name).expanduser() for name in (*user, *system) if name.lower() != "none")
 
 
-def _prepare(
-    spec: ConnectSpec, config: Any, gateway: Connection | None, depth: int = 0
-) -> list[tuple[Connection, str]]:
-    """Connections to open, in order, with their labels: jump hosts, then the host itself."""
-    from fabric import Config, Connection
-    from paramiko import SSHClient
-
+def _chain(spec: ConnectSpec, config: Any, depth: int = 0) -> tuple[ConnectSpec, ...]:
+    """Jump hosts on the way, the nearest first; a first jump host may have some of its own in ssh_config."""
     if depth > 8:
         raise ConfigError("ProxyJump nests deeper than 8", host=spec.name)
+    jump = spec.proxy_jump if spec.proxy_jump is not None else config.lookup(spec.name).get("proxyjump")
+    if not jump or jump.lower() == "none":
+        return ()
+    hops = tuple(_hop(hop.strip(), spec) for hop in jump.split(","))
+    return (*_chain(hops[0], config, depth + 1), *hops)
+
+
+def _connection(spec: ConnectSpec, config: Any, gateway: Connection | None, name: str) -> Connection:
+    """A connection to be opened, over the one to the last jump host where there is one.
+
+    :param name: of the host in errors.
+    """
+    from fabric import Config
+    from paramiko import SSHClient
+
     settings = config.lookup(spec.name)
-    hops: list[tuple[Connection, str]] = []
-    jump = spec.proxy_jump if spec.proxy_jump is not None else settings.get("proxyjump")
     through: Any = gateway if gateway is not None else False
-    if gateway is None and jump and jump.lower() != "none":
-        for hop in jump.split(","):
-            hop_spec = _hop(hop.strip(), spec)
-            hops += _prepare(hop_spec, config, through or None, depth + 1)
-            through = hops[-1][0]
-    elif gateway is None and not jump and settings.get("proxycommand", "none").lower() != "none":
+    jump = spec.proxy_jump if spec.proxy_jump is not None else settings.get("proxyjump")
+    if gateway is None and not jump and settings.get("proxycommand", "none").lower() != "none":
         through = settings["proxycommand"]
-    connection = Connection(
+    connection = _connection_class()(
         spec.name,
         user=spec.user,
         port=spec.port,
@@ -351,8 +360,7 @@ def _prepare(
     names = [settings["hostkeyalias"]] if "hostkeyalias" in settings else [address]
     if connection.port != 22 and "hostkeyalias" not in settings:
         names = [f"[{address}]:{connection.port}", address]
-    label = spec.name
-    trust = _Trust(label, tuple(names), _known_hosts_files(spec, settings), spec.fingerprint)
+    trust = _Trust(name, tuple(names), _known_hosts_files(spec, settings), spec.fingerprint)
     client = SSHClient()
     client.set_missing_host_key_policy(trust.policy())
     connection.client = client
@@ -367,7 +375,23 @@ def _prepare(
         "channel_timeout": spec.connect_timeout,
         "transport_factory": _transport_factory(trust),
     }
-    return [*hops, (connection, label)]
+    return connection
+
+
+@cache
+def _connection_class() -> Any:
+    from fabric import Connection
+
+    class Behind(Connection):  # type: ignore[misc]
+        """A connection whose way through a jump host is a :class:`Tunnel`."""
+
+        def open_gateway(self) -> Any:
+            if isinstance(self.gateway, str):
+                return super().open_gateway()
+            transport = self.gateway.transport
+            return Tunnel(transport.open_channel("direct-tcpip", (self.host, int(self.port)), ("", 0)))
+
+    return Behind
 
 
 def _hop(text: str, spec: ConnectSpec) -> ConnectSpec:
@@ -383,6 +407,7 @@ def _hop(text: str, spec: ConnectSpec) -> ConnectSpec:
         port=int(match["port"]) if match["port"] else None,
         fingerprint=None,
         proxy_jump=None,
+        python="python3",
     )
 
 
@@ -480,53 +505,94 @@ def _unreachable(error: BaseException, label: str, connection: Any) -> OpsError:
     raise error
 
 
-def _open_all(spec: ConnectSpec) -> list[Connection]:
-    config = _ssh_config(spec)
-    opened: list[Connection] = []
-    for connection, label in _prepare(spec, config, None):
-        opened.append(connection)
+@dataclass(frozen=True)
+class _Route:
+    """An open connection, and its part in the connection to the jump host before it."""
+
+    connection: Connection
+    bastion: Lease[_Route] | None
+
+    def close(self) -> None:
+        """Close the connection; the jump host's too where nobody else uses it. May be called twice."""
+        self.connection.client.close()
+        if self.bastion is not None:
+            self.bastion.close()
+
+    def alive(self) -> bool:
+        """Whether it is open, as far as is known here."""
+        transport = self.connection.transport
+        return transport is not None and transport.is_active()
+
+
+_gate = Gate()
+_bastions: Pool[_Route] = Pool(close=_Route.close, alive=_Route.alive)
+
+
+def _open_route(spec: ConnectSpec, config: Any, hops: tuple[ConnectSpec, ...], name: str) -> _Route:
+    """Connect ``spec`` over ``hops``: each jump host once for all who come this way.
+
+    :param name: of the host in errors.
+    """
+    bastion: Lease[_Route] | None = None
+    if hops:
         try:
-            connection.open()
-        except BaseException as error:
-            _close_all(opened)
-            if isinstance(error, Exception):
-                made = _unreachable(error, spec.name, connection)
-                if label != spec.name and label not in made.message:
-                    made.message = f"jump host {label}: {made.message}"
-                raise made from (None if made is error else error)
-            raise
+            bastion = _bastions.lease(
+                hops, lambda: _open_with_retries(hops[-1], config, hops[:-1], hops[-1].name)
+            )
+        except OpsError as error:
+            raise _behind(error, hops[-1], name) from error
+    try:
+        connection = _connection(spec, config, bastion.value.connection if bastion else None, name)
+        with _gate.passing(connection.host):
+            try:
+                connection.open()
+            except BaseException as error:
+                connection.client.close()
+                if not isinstance(error, Exception):
+                    raise
+                raise _unreachable(error, name, connection) from (
+                    None if isinstance(error, OpsError) else error
+                )
         assert connection.transport is not None
         connection.transport.set_keepalive(KEEPALIVE)
-    return opened
+        return _Route(connection, bastion)
+    except BaseException:
+        if bastion is not None:
+            bastion.close()
+        raise
 
 
-def _close_all(connections: Sequence[Connection]) -> None:
-    for connection in reversed(connections):
-        connection.client.close()
+def _behind(error: OpsError, hop: ConnectSpec, name: str) -> OpsError:
+    """A jump host's failure as that of a host behind it; each such host gets an error of its own."""
+    made = copy(error) if not isinstance(error, _Dropped) else UnreachableError(error.message)
+    made.__dict__.update(error.__dict__, host=name)
+    if not made.message.startswith("jump host "):
+        made.message = f"jump host {hop.name}: {made.message}"
+    return made
 
 
-def _open_with_retries(spec: ConnectSpec) -> list[Connection]:
+def _open_with_retries(spec: ConnectSpec, config: Any, hops: tuple[ConnectSpec, ...], name: str) -> _Route:
     try:
-        return _open_all(spec)
+        return _open_route(spec, config, hops, name)
     except _Dropped:
-        from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-        again = retry(
+        time.sleep(random.uniform(0.1, 0.4))
+        retrying = Retrying(
             retry=retry_if_exception_type(_Dropped),
             stop=stop_after_attempt(ATTEMPTS - 1),
-            wait=wait_random_exponential(multiplier=0.3, max=3.0),
+            wait=wait_random_exponential(multiplier=0.4, max=4.0),
             reraise=True,
         )
-        time.sleep(0.2)
-        return again(_open_all)(spec)
+        return retrying(_open_route, spec, config, hops, name)
 
 
 class ChannelTransport:
     """A channel of an SSH connection, in which the agent runs."""
 
-    def __init__(self, connections: Sequence[Connection], command: str, *, timeout: float) -> None:
-        self._connections = list(connections)
-        transport = connections[-1].transport
+    def __init__(self, route: _Route, command: str, *, timeout: float) -> None:
+        self._route = route
+        transport = route.connection.transport
         assert transport is not None
         self._channel: Channel = transport.open_session(window_size=WINDOW, timeout=timeout)
         self._channel.settimeout(None)
@@ -541,7 +607,12 @@ class ChannelTransport:
             del self._stderr[:-16384]
 
     def send(self, data: bytes) -> None:
-        self._channel.sendall(data)
+        from paramiko.ssh_exception import SSHException
+
+        try:
+            self._channel.sendall(data)
+        except (EOFError, SSHException) as error:
+            raise ConnectionError(str(error) or "it ended while something was sent") from error
 
     def recv(self) -> bytes:
         return self._channel.recv(PIECE)
@@ -557,7 +628,7 @@ class ChannelTransport:
         self.abort()
 
     def abort(self) -> None:
-        _close_all(self._connections)
+        self._route.close()
 
     def release(self) -> None:
         self._drain.join(1.0)
@@ -585,11 +656,12 @@ def connect(host: ConnectSpec) -> Session:
     from paramiko.ssh_exception import SSHException
 
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
-    connections = _open_with_retries(host)
+    config = _ssh_config(host)
+    route = _open_with_retries(host, config, _chain(host, config), host.name)
     try:
-        command = remote_command(host.python, sudo=connections[-1].user != "root")
+        command = remote_command(host.python, sudo=route.connection.user != "root")
         try:
-            transport = ChannelTransport(connections, command, timeout=max(host.connect_timeout, 10.0))
+            transport = ChannelTransport(route, command, timeout=max(host.connect_timeout, 10.0))
         except (SSHException, OSError, EOFError) as error:
             raise RemoteError(
                 f"the host opened no channel for a command: {str(error) or type(error).__name__}",
@@ -605,5 +677,5 @@ def connect(host: ConnectSpec) -> Session:
             python=host.python,
         )
     except BaseException:
-        _close_all(connections)
+        route.close()
         raise

@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from typing import Self
 from ddtree_ops.errors import DeadlineError, Inconclusive, RemoteError, UsageError
 from ddtree_ops.remote.session import Completed, Reply, Request, Session, Stream
 from ddtree_ops.secret import redact
-from ddtree_ops.service.ending import Ending, EndingKind
+from ddtree_ops.service.ending import Drain, Ending, EndingKind
 from ddtree_ops.service.journal import (
     Entries,
     Entry,
@@ -32,6 +32,7 @@ __all__ = ["JournalFollower", "PortOwner", "StartReport", "StopReport", "UnitCon
 
 _UTC = {"TZ": "UTC"}
 _STOP_MARGIN = 60.0
+_STOP_LOOK = 0.1
 _START_DEADLINE = 180.0
 _LONGEST_STOP = 24 * 3600.0
 _PRIVATE = "/run/ddtree-ops"
@@ -90,6 +91,7 @@ class StopReport:
     :param seconds: how long ``systemctl stop`` took, by our clock.
     :param ending: how the run ended: drained, cut off, or timed out in a drain that never ended.
     :param looping: no process was left to stop, systemd was waiting to restart a crashed one; ``ending`` is that crash.
+    :param killed_after: seconds after which we ended the drain by SIGKILL, or None.
     """
 
     changed: bool
@@ -98,6 +100,7 @@ class StopReport:
     ending: Ending
     entries: tuple[Entry, ...] = ()
     looping: bool = False
+    killed_after: float | None = None
 
     def describe(self) -> str:
         """One line for people."""
@@ -105,7 +108,14 @@ class StopReport:
             return f"nothing to stop: {self.state.describe()}"
         if self.looping:
             return f"ended a restart loop: {self.ending.describe()}"
-        return f"stopped in {self.seconds:.1f} s: {self.ending.describe()}"
+        forced = (
+            ""
+            if self.killed_after is None
+            else " by SIGKILL at once, as asked for"
+            if not self.killed_after
+            else f" by SIGKILL after {self.killed_after:g} s, as asked for"
+        )
+        return f"stopped in {self.seconds:.1f} s{forced}: {self.ending.describe()}"
 
 
 @dataclass(frozen=True)
@@ -136,10 +146,10 @@ class StartReport:
 class JournalFollower:
     """New journal entries as they are written. A context manager; ``close()`` ends journalctl on the host."""
 
-    def __init__(self, stream: Stream, host: str) -> None:
+    def __init__(self, stream: Stream, host: str, *, after_cursor: str | None = None) -> None:
         self._stream = stream
         self._host = host
-        self._parser = EntryParser()
+        self._parser = EntryParser(after_cursor=after_cursor)
         self._errors: list[bytes] = []
         self._over = False
 
@@ -417,12 +427,18 @@ class UnitControl:
             )
         return StartReport(True, reset, seconds, after, cursor)
 
-    def stop(self) -> StopReport:
-        """Stop it and say how that went. Two round trips.
+    def stop(
+        self, *, patience: float | None = None, drain: Callable[[Drain], object] | None = None
+    ) -> StopReport:
+        """Stop it and say how that went. A few round trips, however long it takes.
 
         The deadline is the unit's own ``TimeoutStopSec`` plus a minute. What tells a drain from a cut is the journal
-        of the stop, not the unit's state: sglang 0.5.11 ends by SIGKILL either way.
+        of the stop, not the unit's state: sglang 0.5.11 ends by SIGKILL either way. A client that goes away meanwhile
+        changes nothing: systemd goes on stopping it.
 
+        :param patience: seconds after which a process that still runs is ended by SIGKILL; 0: at once. Left out, the
+            unit's ``TimeoutStopSec`` does that.
+        :param drain: called each time the server said how many requests remain.
         :raises RemoteError: no such unit, or it still runs afterwards.
         """
         shown, last = self._commands(_show(self.unit, "TimeoutStopUSec"), _LAST_ENTRY)
@@ -435,48 +451,102 @@ class UnitControl:
         except ValueError:
             limit = math.inf
         cursor = self._cursor(last)
-        read = _run(*journal_argv(self.unit, after_cursor=cursor, invocation=before.invocation_id or None))
         begin = time.monotonic()
-        try:
-            stopped, _, shown, journal = self._commands(
-                _run("systemctl", "stop", "--", self.unit),
-                _SYNC,
-                _show(self.unit),
-                read,
-                deadline=min(limit, _LONGEST_STOP) + _STOP_MARGIN,
-            )
-        except DeadlineError as error:
-            error.at(
-                host=self.session.host,
-                phase="stop",
-                state=f"{self.unit} was asked to stop and may still be running",
-                hint=f"systemctl kill --signal=SIGKILL {self.unit}",
-            )
-            raise
+        killed = self._end(before, cursor, min(limit, _LONGEST_STOP) + _STOP_MARGIN, patience, drain)
+        read = _run(*journal_argv(self.unit, after_cursor=cursor, invocation=before.invocation_id or None))
+        _, shown, journal = self._commands(_SYNC, _show(self.unit), read)
         seconds = time.monotonic() - begin
         after = self._state(shown)
-        if stopped.rc != 0 or after.active_state not in {"inactive", "failed"}:
+        if after.active_state not in {"inactive", "failed"}:
             raise RemoteError(
-                f"systemctl stop {self.unit} did not stop it (exit status {stopped.rc})",
+                f"systemctl stop {self.unit} did not stop it",
                 host=self.session.host,
                 phase="stop",
                 state=after.describe(),
                 hint=f"systemctl list-jobs; systemctl status {self.unit}",
-                details=_lines(stopped.stderr),
             )
         _check_journal_exit(journal.rc, journal.stderr, self.session.host)
-        entries = tuple(parse_entries([journal.stdout]))
+        entries = tuple(parse_entries([journal.stdout], after_cursor=cursor))
+        after_s = patience if killed else None
         if before.auto_restarting:
             ending = Ending(EndingKind.CRASHED, result=before.result, exit=before.main_exit)
             return StopReport(True, seconds, after, ending, entries, looping=True)
-        return StopReport(True, seconds, after, Ending.of(entries, result=after.result), entries)
+        stopping = before.active_state == "deactivating" and before.main_pid is not None
+        ending = Ending.of(entries, result=after.result, planned=stopping)
+        return StopReport(True, seconds, after, ending, entries, killed_after=after_s)
 
-    def restart(self) -> StartReport:
+    def _end(
+        self,
+        before: UnitState,
+        cursor: str | None,
+        limit: float,
+        patience: float | None,
+        tell: Callable[[Drain], object] | None,
+    ) -> bool:
+        """Have systemd stop the unit, follow what the server says meanwhile. True where it had to be killed."""
+        begin, killed, said, rc = time.monotonic(), False, Drain(), None
+        errors: list[bytes] = []
+        follow = self.follow(after_cursor=cursor, invocation=before.invocation_id or None)
+        with follow, self.session.stream(["systemctl", "stop", "--", self.unit], deadline=limit) as stopping:
+            try:
+                while rc is None and not stopping.ended:
+                    event = stopping.get(_STOP_LOOK)
+                    if event is not None and event[0].get("event") == "exit":
+                        rc = int(event[0]["rc"])
+                    elif event is not None:
+                        errors.append(event[1])
+                    if (
+                        patience is not None
+                        and not killed
+                        and time.monotonic() - begin >= patience
+                        and rc is None
+                    ):
+                        killed = True
+                        self._kill()
+                    for entry in follow.get(0.0) if tell is not None and not follow.ended else ():
+                        if entry.source == "process" and said.feed(entry.message) and tell is not None:
+                            tell(said)
+            except DeadlineError as error:
+                error.at(
+                    host=self.session.host,
+                    phase="stop",
+                    state=f"{self.unit} was asked to stop and may still be running",
+                    hint=f"ddtree-ops stop {self.session.host} --force",
+                )
+                raise
+        if rc != 0:
+            state = self.state()
+            raise RemoteError(
+                f"systemctl stop {self.unit} failed (exit status {rc})",
+                host=self.session.host,
+                phase="stop",
+                state=state.describe(),
+                hint=f"systemctl list-jobs; systemctl status {self.unit}",
+                details=_lines(b"".join(errors)),
+            )
+        return killed
+
+    def _kill(self) -> None:
+        """SIGKILL to all its processes; the stop that is under way keeps systemd from starting it again."""
+        (done,) = self._commands(
+            _run("systemctl", "kill", "--kill-who=all", "--signal=SIGKILL", "--", self.unit)
+        )
+        if done.rc != 0 and not self.state().active_state == "inactive":
+            raise RemoteError(
+                f"systemctl kill {self.unit} failed (exit status {done.rc})",
+                host=self.session.host,
+                phase="stop",
+                details=_lines(done.stderr),
+            )
+
+    def restart(
+        self, *, patience: float | None = None, drain: Callable[[Drain], object] | None = None
+    ) -> StartReport:
         """Stop, then start: two steps, so that how it stopped is known and an old failure is cleared.
 
         :raises RemoteError: as :meth:`stop` and :meth:`start`.
         """
-        stopped = self.stop()
+        stopped = self.stop(patience=patience, drain=drain)
         return replace(self.start(), stop=stopped)
 
     def _need_loaded(self, state: UnitState, phase: str) -> None:
@@ -583,7 +653,7 @@ class UnitControl:
         :raises RemoteError: journalctl failed, or was not done within ``deadline`` seconds.
         """
         argv = self._argv(invocation, since, until, lines, after_cursor, kernel, follow=False)
-        return parse_entries(self._chunks(argv, deadline))
+        return parse_entries(self._chunks(argv, deadline), after_cursor=after_cursor)
 
     def _chunks(self, argv: list[str], deadline: float) -> Iterator[bytes]:
         stream = self.session.stream(argv, deadline=deadline)
@@ -617,7 +687,7 @@ class UnitControl:
         if invocation is None and since is None and after_cursor is None and lines is None:
             lines = 10
         argv = self._argv(invocation, since, None, lines, after_cursor, kernel, follow=True)
-        return JournalFollower(self.session.stream(argv), self.session.host)
+        return JournalFollower(self.session.stream(argv), self.session.host, after_cursor=after_cursor)
 
     def search(
         self,

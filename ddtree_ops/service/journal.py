@@ -106,7 +106,9 @@ def journal_argv(
     :param since: a text :func:`parse_when` understands; ``until`` likewise.
     :param lines: the newest so many entries only.
     :param follow: keep waiting for new entries, after the ones selected.
-    :param after_cursor: only what came after the entry with this cursor (safe against clock steps).
+    :param after_cursor: only what came after the entry with this cursor (safe against clock steps); where that entry is
+        one of those selected it comes first, and is for :class:`EntryParser` to leave out: ``--after-cursor`` of
+        systemd 252 leaves out the first one selected whatever it is.
     :param kernel: the kernel's messages too (out of memory, GPU ``Xid``); give ``since`` or a cursor with it.
     :raises UsageError: for a malformed time, invocation or count.
     """
@@ -116,7 +118,7 @@ def journal_argv(
     if until is not None:
         argv.append(f"--until={parse_when(until)}")
     if after_cursor is not None:
-        argv.append(f"--after-cursor={after_cursor}")
+        argv.append(f"--cursor={after_cursor}")
     if lines is not None:
         if lines < 0:
             raise UsageError(f"{lines} lines: must not be negative")
@@ -237,12 +239,14 @@ class EntryParser:
 
     A line of output longer than journald's ``LineMax`` (48 KiB), which it splits, is put together again.
 
+    :param after_cursor: as given to :func:`journal_argv`: the entry with this cursor is left out.
     :ivar damaged: lines so far that are no journal entry, or whose message journalctl withheld. They cannot be
         searched: a verdict that rests on "nothing found" must look at this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, after_cursor: str | None = None) -> None:
         self.damaged = 0
+        self._after = after_cursor
         self._rest: list[bytes] = []
         self._split: dict[str, tuple[Mapping[str, Any], list[bytes]]] = {}
 
@@ -277,6 +281,8 @@ class EntryParser:
             return []
         try:
             found = json.loads(line)
+            if self._after is not None and found.get("__CURSOR") == self._after:
+                return []
             message = _raw(found.get("MESSAGE"))
         except (ValueError, AttributeError, RecursionError):
             self.damaged += 1
@@ -299,8 +305,8 @@ class EntryParser:
 class Entries(Iterator[Entry]):
     """Entries as they come; :attr:`damaged` counts what could not be read so far."""
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._parser = EntryParser()
+    def __init__(self, chunks: Iterable[bytes], *, after_cursor: str | None = None) -> None:
+        self._parser = EntryParser(after_cursor=after_cursor)
         self._entries = self._run(chunks)
 
     def _run(self, chunks: Iterable[bytes]) -> Iterator[Entry]:
@@ -317,9 +323,9 @@ class Entries(Iterator[Entry]):
         return next(self._entries)
 
 
-def parse_entries(chunks: Iterable[bytes]) -> Entries:
-    """Entries of ``journalctl -o json`` output that arrives in chunks cut anywhere."""
-    return Entries(chunks)
+def parse_entries(chunks: Iterable[bytes], *, after_cursor: str | None = None) -> Entries:
+    """Entries of ``journalctl -o json`` output that arrives in chunks cut anywhere; see :class:`EntryParser`."""
+    return Entries(chunks, after_cursor=after_cursor)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,77 +215,143 @@ def test_round_trips_do_not_depend_on_the_number_of_files(
     assert local.round_trips - before == 6
 
 
-def test_a_file_that_changes_under_way_leaves_nothing(local: Session, tree: Any, releases: Path) -> None:
+def only_partials(releases: Path) -> bool:
+    """Nothing that anybody could take for a release."""
+    return all(path.name.startswith((".staging-", ".partial-")) for path in releases.iterdir())
+
+
+def test_a_file_that_changes_under_way_leaves_no_release(local: Session, tree: Any, releases: Path) -> None:
     (tree.root / "pkg/a.py").write_bytes(b"longer than listed" * 1000)
     with pytest.raises(RemoteError, match="has changed since it was listed"):
         publish(local, tree, releases)
-    assert list(releases.iterdir()) == []
+    assert only_partials(releases)
     (tree.root / "pkg/a.py").write_bytes(b"b = 2\n" * 100)
     with pytest.raises(RemoteError, match=r"pkg/a\.py: what arrived does not have the sha256"):
         publish(local, tree, releases)
-    assert list(releases.iterdir()) == []
+    assert only_partials(releases)
     tree.scan()
     assert publish(local, tree, releases).created
+    assert [p.name for p in releases.iterdir()] == [FIRST]
+    assert content(releases / FIRST) == expected(tree)
 
 
 def test_a_vanished_file_leaves_nothing(local: Session, tree: Any, releases: Path) -> None:
     (tree.root / "pkg/a.py").unlink()
     with pytest.raises(RemoteError, match=r"pkg/a\.py cannot be read here any more: No such file"):
         publish(local, tree, releases)
-    assert list(releases.iterdir()) == []
+    assert only_partials(releases)
     assert local.request("ping").values
 
 
-def test_an_interrupted_push_leaves_nothing(tree: Any, releases: Path, wait_until: Any) -> None:
-    tree.write("large", os.urandom(6 << 20))
-    tree.scan()
-    killed: list[int] = []
+@pytest.fixture
+def large(tree: Any) -> Any:
+    """Thirty-two files of 256 KiB of which some arrive before a push is cut."""
+    for number in range(32):
+        tree.write(f"large/{number:02}", os.urandom(256 << 10))
+    return tree.scan()
+
+
+def cut_after(limit: int, action: Callable[[], object]) -> Callable[[int, int], None]:
+    done_once: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if done >= limit and not done_once:
+            done_once.append(done)
+            action()
+
+    return progress
+
+
+@pytest.mark.parametrize("how", ["client goes", "agent is killed", "cancelled"])
+def test_a_push_that_broke_off_goes_on_where_it_was(
+    local: Session, large: Any, releases: Path, wait_until: Any, alive: Any, how: str
+) -> None:
     session = connect_local()
-
-    def stop(done: int, total: int) -> None:
-        if not killed:
-            killed.append(done)
-            assert [p.name.startswith(".staging-") for p in releases.iterdir()] == [True]
-            session.close()
-
-    with pytest.raises(UnreachableError, match="publish_send"):
-        publish(session, tree, releases, progress=stop)
-    wait_until(lambda: not list(releases.iterdir()))
-
-
-def test_leftovers_of_a_killed_agent_are_removed(local: Session, tree: Any, releases: Path) -> None:
-    tree.write("large", os.urandom(6 << 20))
-    tree.scan()
-    session = connect_local()
-
-    def kill(done: int, total: int) -> None:
-        os.kill(session.facts["pid"], signal.SIGKILL)
-
-    with pytest.raises(UnreachableError):
-        publish(session, tree, releases, progress=kill)
+    pid = session.facts["pid"]
+    actions: dict[str, Callable[[], object]] = {
+        "client goes": session.close,
+        "agent is killed": lambda: os.kill(pid, signal.SIGKILL),
+        "cancelled": lambda: (_ for _ in ()).throw(KeyboardInterrupt),
+    }
+    with pytest.raises((UnreachableError, KeyboardInterrupt)):
+        publish(session, large, releases, progress=cut_after(16 * (256 << 10), actions[how]))
+    assert only_partials(releases)
     session.close()
-    assert [p.name.startswith(".staging-") for p in releases.iterdir()] == [True]
-    (releases / ".staging-of-mine").mkdir()
-    assert publish(local, tree, releases).created
-    assert sorted(p.name for p in releases.iterdir()) == [".staging-of-mine", FIRST]
+    wait_until(lambda: not alive(pid))
+    assert only_partials(releases)
+    (left,) = releases.iterdir()
+    arrived = [
+        p for p in left.rglob("*") if p.is_file() and (p.stat().st_size == 256 << 10 or "large" not in str(p))
+    ]
+    assert arrived, "some files arrived before the cut"
+    sums = {entry.sha256 for entry in large.files}
+    whole = [p for p in arrived if hashlib.sha256(p.read_bytes()).hexdigest() in sums]
+    before = local.round_trips
+    result = publish(local, large, releases)
+    assert local.round_trips == before + 2
+    assert result.created and result.linked_files == 0
+    assert result.resumed_files >= len(whole) >= 10
+    assert result.sent_files == len(large.files) - result.resumed_files
+    assert [p.name for p in releases.iterdir()] == [FIRST]
+    assert content(releases / FIRST) == expected(large)
 
 
-def test_a_killed_client_leaves_nothing(tmp_path: Path, tree: Any, releases: Path, wait_until: Any) -> None:
+def test_what_arrived_is_hashed_before_it_is_used_and_serves_another_release_too(
+    local: Session, large: Any, releases: Path
+) -> None:
+    session = connect_local()
+    with pytest.raises(UnreachableError):
+        publish(
+            session,
+            large,
+            releases,
+            progress=cut_after(16 * (256 << 10), lambda: os.kill(session.facts["pid"], signal.SIGKILL)),
+        )
+    session.close()
+    (left,) = releases.iterdir()
+    damaged = left / "large/03"
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes(256 << 10))
+    (large.root / "large/04").rename(large.root / "large/moved")
+    large.scan()
+    result = publish(local, large, releases, SECOND)
+    assert 8 <= result.resumed_files < len(large.files)
+    assert content(releases / SECOND) == expected(large)
+    assert [p.name for p in releases.iterdir()] == [SECOND]
+    assert (releases / SECOND / "large/03").stat().st_mode & 0o777 == 0o444
+
+
+def test_a_killed_client_leaves_what_arrived(tree: Any, releases: Path, wait_until: Any, alive: Any) -> None:
     tree.write("large", os.urandom(6 << 20))
     tree.scan()
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom ddtree_ops.remote import connect_local, scan_tree\n"
-        "def hold(done, total):\n    print('sending', flush=True); time.sleep(60)\n"
+        "session = connect_local()\n"
+        "def hold(done, total):\n    print(session.facts['pid'], flush=True); time.sleep(60)\n"
         "root = Path(sys.argv[1])\n"
-        "connect_local().publish(root, scan_tree(root), releases_dir=sys.argv[2], digest='x', manifest=b'{}', progress=hold)"
+        "session.publish(root, scan_tree(root), releases_dir=sys.argv[2], digest='x', manifest=b'{}', progress=hold)"
     )
     argv = [sys.executable, "-c", script, str(tree.root), str(releases)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
-        assert client.stdout.readline() == b"sending\n"
+        pid = int(client.stdout.readline())
         assert len(list(releases.iterdir())) == 1
         client.kill()
-    wait_until(lambda: not list(releases.iterdir()))
+    wait_until(lambda: not alive(pid))
+    assert only_partials(releases)
+    with connect_local() as session:
+        assert publish(session, tree, releases).created
+    assert [p.name for p in releases.iterdir()] == [FIRST]
+
+
+def test_leftovers_that_are_not_ours_stay(local: Session, tree: Any, releases: Path) -> None:
+    (releases / ".staging-of-mine").mkdir(parents=True)
+    own = f"{os.getpid()}-{Path('/proc/self/stat').read_bytes().rpartition(b')')[2].split()[19].decode()}"
+    (releases / f".staging-x.1-{own}").mkdir()
+    assert publish(local, tree, releases).created
+    assert sorted(p.name for p in releases.iterdir()) == sorted(
+        [".staging-of-mine", f".staging-x.1-{own}", FIRST]
+    )
 
 
 def test_two_pushes_of_the_same_release(tree: Any, releases: Path) -> None:
@@ -338,7 +405,7 @@ def test_deadline_of_a_push(local: Session, tree: Any, releases: Path) -> None:
 
     with pytest.raises(DeadlineError):
         publish(local, tree, releases, deadline=1.0, progress=lambda done, total: time.sleep(0.6))
-    assert list(releases.iterdir()) == []
+    assert only_partials(releases)
 
 
 @pytest.fixture
@@ -361,7 +428,8 @@ def test_no_space_is_told_before_anything_is_sent(local: Session, tree: Any, sma
     ) as caught:
         publish(local, tree, small_disk / "releases")
     assert local.round_trips == before + 1
-    assert "free space" in caught.value.hint
+    assert caught.value.hint.startswith(f"ddtree-ops prune {local.host} ")
+    assert "no half release" in caught.value.state
     assert list((small_disk / "releases").iterdir()) == []
 
 
@@ -387,6 +455,7 @@ def test_a_disk_that_fills_up_under_way(local: Session, tree: Any, small_disk: P
         except OSError as error:
             assert error.errno == errno.ENOSPC
 
-    with pytest.raises(RemoteError, match="No space left on device while receiving"):
+    with pytest.raises(RemoteError, match="No space left on device while receiving") as caught:
         publish(local, tree, small_disk / "releases", progress=fill)
+    assert caught.value.hint.startswith(f"ddtree-ops prune {local.host} ")
     assert list((small_disk / "releases").iterdir()) == []

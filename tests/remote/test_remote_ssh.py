@@ -309,13 +309,13 @@ def test_dropped_connections_end_in_an_error(start_sshd: Any, monkeypatch: pytes
 
 def test_host_key_and_auth_failures_are_not_tried_again(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[ConnectSpec] = []
-    real = ssh_module._open_all
+    real = ssh_module._open_route
 
-    def count(spec: ConnectSpec) -> Any:
+    def count(spec: ConnectSpec, *way: Any) -> Any:
         tried.append(spec)
-        return real(spec)
+        return real(spec, *way)
 
-    monkeypatch.setattr(ssh_module, "_open_all", count)
+    monkeypatch.setattr(ssh_module, "_open_route", count)
     with pytest.raises(HostKeyError):
         connect(sshd.spec(known_hosts=sshd.known_hosts("")))
     with pytest.raises(AuthError):
@@ -340,7 +340,8 @@ def test_jump_host(sshd: Any, start_sshd: Any) -> None:
     for missing, label in ((inner.known, sshd.address), (sshd.known, "box")):
         with pytest.raises(HostKeyError, match="unknown") as caught:
             connect(replace(spec, known_hosts=sshd.known_hosts(missing)))
-        assert caught.value.host == label
+        assert caught.value.host == "box"
+        assert caught.value.message.startswith("jump host 127.0.9.") == (label != "box")
     with pytest.raises(UnreachableError, match="jump host could not connect"):
         connect(replace(spec, port=1))
     with pytest.raises(

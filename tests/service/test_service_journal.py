@@ -77,7 +77,12 @@ def test_recorded_times_and_progress() -> None:
         ("stop-mixed", EndingKind.DRAINED, True, "no crash"),
         ("stop-control-group", EndingKind.KILLED, True, "cut off"),
         ("stop-mixed-force-shutdown", EndingKind.FORCED, True, "SGL_FORCE_SHUTDOWN"),
-        ("stop-mixed-drain-never-ends", EndingKind.TIMED_OUT, True, "still counted 1 request."),
+        (
+            "stop-mixed-drain-never-ends",
+            EndingKind.TIMED_OUT,
+            True,
+            "still counted 1 request, and none was running",
+        ),
         ("crash-while-serving", EndingKind.CRASHED, False, "killed by SIGKILL"),
         ("crash-then-auto-restart", EndingKind.CRASHED, False, "nobody had asked"),
         ("fail-loading-no-draft-backend", EndingKind.CRASHED, False, "nobody had asked"),
@@ -90,6 +95,14 @@ def test_planned_stop_and_crash_are_told_apart(
     assert (ending.kind, ending.planned, ending.crashed) == (kind, planned, not planned)
     assert words in ending.describe()
     assert ending.result == ("timeout" if kind is EndingKind.TIMED_OUT else "signal")
+
+
+def test_the_entry_of_the_cursor_itself_is_left_out() -> None:
+    whole = read("stop-mixed")
+    data = (RECORDED / "stop-mixed.json").read_bytes()
+    found = list(parse_entries([data], after_cursor=whole[0].cursor))
+    assert found == list(whole[1:])
+    assert list(parse_entries([data], after_cursor="s=1;i=2")) == list(whole)
 
 
 def test_a_run_that_goes_on_has_no_ending() -> None:
@@ -257,7 +270,7 @@ def test_argv_asks_for_both_halves() -> None:
     assert argv[:4] == ["journalctl", "--output=json", "--all", "--no-pager"]
     assert {"--since=-7200s", "--lines=50", f"_SYSTEMD_UNIT={UNIT}", f"UNIT={UNIT}", "+"} <= set(argv)
     one = journal_argv(UNIT, invocation="a" * 32, follow=True, after_cursor="s=1;i=2", kernel=True)
-    assert {"--follow", "--no-tail", "--after-cursor=s=1;i=2", "_TRANSPORT=kernel"} <= set(one)
+    assert {"--follow", "--no-tail", "--cursor=s=1;i=2", "_TRANSPORT=kernel"} <= set(one)
     assert one[one.index(f"_SYSTEMD_INVOCATION_ID={'a' * 32}") + 1] == "+"
     assert f"INVOCATION_ID={'a' * 32}" in one
     for bad in ("current", "x", "A" * 32, "a" * 31):
