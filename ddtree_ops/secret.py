@@ -1,12 +1,18 @@
-"""A string that does not print itself."""
+"""Strings that do not print themselves, and text without them.
+
+What this process has :func:`learned <learn>` to be a secret is masked by every :func:`redact` from then on, whoever
+calls it: the journal's reader, errors, reports. Nothing is ever unlearned.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["MASK", "Secret", "is_secret_name", "redact", "secret_values"]
+__all__ = ["MASK", "SHORTEST", "Secret", "is_secret_name", "learn", "masked", "redact", "secret_values"]
 
 MASK = "********"
 
@@ -14,11 +20,10 @@ _KEY = (
     r"(?:[\w-]*api[_-]?key|[\w-]*(?:access|auth|bearer|hf|hub|refresh)[_-]?token"
     r"|[\w-]*password|[\w-]*secret(?:[\w-]*key)?|authorization)"
 )
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""""
 _PATTERNS = (
-    re.compile(rf"(?i)(?<![\w-])(--?{_KEY}[= ]+)('[^']*'|\"[^\"]*\"|\S+)"),
-    re.compile(
-        rf"(?i)(?<![\w-])([\"']?{_KEY}[\"']?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|(?:Bearer\s+)?[^\s,;)\]}}]+)"
-    ),
+    re.compile(rf"(?i)(?<![\w-])(--?{_KEY}[= ]+)({_QUOTED}|\S+)"),
+    re.compile(rf"(?i)(?<![\w-])([\"']?{_KEY}[\"']?\s*[=:]\s*)({_QUOTED}|(?:Bearer\s+)?[^\s,;)\]}}]+)"),
 )
 
 
@@ -39,7 +44,11 @@ _SECRET_WORDS = frozenset(
         "TOKEN",
     )
 )
+SHORTEST = 8
+"""Characters below which a value cannot be told from other text, so that masking it would garble everything."""
 _SHORTEST = 4
+_learned: tuple[str, ...] = ()
+_learning = threading.Lock()
 
 
 def is_secret_name(name: str) -> bool:
@@ -56,12 +65,45 @@ def secret_values(variables: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
 
+def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(values, key=lambda value: (-len(value), value)))
+
+
+def learn(*values: Secret | str) -> None:
+    """Have every later :func:`redact` mask these values, as they are, quoted as Python and JSON do, and line by line.
+
+    Values of fewer than :data:`SHORTEST` characters are left out.
+    """
+    global _learned
+    found: set[str] = set()
+    for value in values:
+        text = value.reveal() if isinstance(value, Secret) else value
+        for part in (text, *text.splitlines()):
+            forms = (
+                part,
+                repr(part)[1:-1],
+                json.dumps(part)[1:-1],
+                json.dumps(part, ensure_ascii=False)[1:-1],
+            )
+            found.update(form for form in forms if len(part.strip()) >= SHORTEST)
+    with _learning:
+        if not found <= set(_learned):
+            _learned = _longest_first({*_learned, *found})
+
+
+def masked(text: str) -> str:
+    """``text`` without the learned values, and otherwise as it is: for whole documents."""
+    for value in _learned:
+        text = text.replace(value, MASK)
+    return text
+
+
 def redact(text: str, *secrets: str) -> str:
-    """``text`` with known secret values and the values of secret-looking keys masked.
+    """``text`` with learned and given secret values and the values of secret-looking keys masked.
 
     Keys that merely count tokens (``max_total_num_tokens``, ``#token``) are kept.
     """
-    for value in secrets:
+    for value in _longest_first({*_learned, *secrets}) if secrets else _learned:
         if value:
             text = text.replace(value, MASK)
 
@@ -99,6 +141,9 @@ class Secret:
 
     def __hash__(self) -> int:
         return hash((Secret, self._value))
+
+    def __deepcopy__(self, memo: Any) -> Secret:
+        return self
 
     def __reduce__(self) -> Any:
         raise TypeError("a Secret is never pickled")

@@ -167,6 +167,7 @@ class EngineClient:
             )
         self.url = base_url(target)
         self._host = target.host.name
+        self._service = target.service
         self._key = api_key
         transport = None if direct or session is None else session.http_transport()
         self._client = httpx.Client(
@@ -193,6 +194,24 @@ class EngineClient:
     ) -> EngineError:
         secrets = (self._key.reveal(),) if self._key else ()
         return EngineError(redact(message, *secrets), kind=kind, status=status, host=self._host, hint=hint)
+
+    def _unauthorized(self, what: str) -> EngineError:
+        if self._key is None:
+            return self._error(
+                f"{what}: 401 Unauthorized: the engine was started with an API key, and none is known here",
+                "status",
+                401,
+                hint=f"add to service {self._service.name} of the inventory: "
+                "secrets: {api_key: {env: NAME_OF_A_VARIABLE}}",
+            )
+        source = self._service.secrets.get("api_key")
+        whence = f", taken from {source}," if source is not None else ""
+        return self._error(
+            f"{what}: 401 Unauthorized: the API key{whence} is not the one that the engine was started with",
+            "status",
+            401,
+            hint=f"correct the source of secrets.api_key, or give the engine this key: ddtree-ops deploy {self._host}",
+        )
 
     def send(
         self, method: str, path: str, *, timeout: float, body: Mapping[str, Any] | None = None
@@ -228,12 +247,7 @@ class EngineClient:
     def _json(self, method: str, path: str, *, timeout: float, body: Mapping[str, Any] | None = None) -> Any:
         response = self.send(method, path, timeout=timeout, body=body)
         if response.status_code == 401:
-            raise self._error(
-                f"{method} {path}: 401 Unauthorized",
-                "status",
-                401,
-                hint="the engine was started with --api-key: pass the key",
-            )
+            raise self._unauthorized(f"{method} {path}")
         if not response.is_success:
             raise self._error(
                 f"{method} {path}: {response.status_code}: {_message(response)}",

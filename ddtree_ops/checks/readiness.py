@@ -115,6 +115,7 @@ _PHASE_OF: Final[Mapping[PhaseKind, str]] = {
 }
 _PORT = re.compile(r"\[Errno 98\] error while attempting to bind on address.*")
 _ACCESS = re.compile(r'INFO:\s+\S+ - "[A-Z]+ \S+ HTTP/')
+_NODE_UP = re.compile(r"Dummy health check server started in background thread at \S+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SEEN_LIMIT: Final = 20_000
 
@@ -269,6 +270,9 @@ class Readiness:
             return None
         if port := _PORT.search(text):
             return self._fail(f"the port is taken by another process: {port[0]}", "port")
+        if up := _NODE_UP.search(text):
+            self._enter("fired-up", now)
+            self._ready = self._ready or up[0]
         phase = parse_phase(text)
         if phase is not None:
             self._feed_phase(phase, now)

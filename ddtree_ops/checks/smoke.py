@@ -241,6 +241,14 @@ def run_smoke(
             why="the service does not run",
         )
         return _finish(run, baseline_unit or before, None, None)
+    seconds = health.window if window is None else window
+    if target.node is not None and not target.node.is_head:
+        problem, after, samples = run.hold(before, seconds)
+        holders = port_holders(run.control, target.service)
+        run.add(_stable(run, before, problem, after, holders, seconds, samples))
+        why = f"{target.node}: only the head {target.node.hosts[0]} answers requests"
+        run.skip("completion", "text", "speculation", "graphs", why=why)
+        return _finish(run, before, None, None)
     cursor = run.control.cursor()
     chat: Chat | None = None
     info: ServerInfo | None = None
@@ -277,7 +285,6 @@ def run_smoke(
                 run.add(_stable(run, before, changed, unit, None, 0.0))
                 run.skip("speculation", "graphs", why="the engine died")
                 return _finish(run, before, chat, info)
-    seconds = health.window if window is None else window
     problem, after, samples = run.hold(before, seconds)
     holders = port_holders(run.control, target.service)
     run.add(_stable(run, before, problem, after, holders, seconds, samples))

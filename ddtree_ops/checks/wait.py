@@ -231,6 +231,7 @@ def wait_ready(
     stall_timeout: float | None = None,
     api_key: Secret | None = None,
     clock: Callable[[], float] = time.monotonic,
+    look: Callable[[], None] | None = None,
     phase: str = "wait",
 ) -> ReadyReport:
     """Follow a start until the service is ready and owns its port.
@@ -241,6 +242,7 @@ def wait_ready(
     :param since_cursor: read the journal from behind this cursor instead of from the invocation's beginning.
     :param load_timeout: seconds; left out, the inventory's ``health.load_timeout``; ``stall_timeout`` likewise.
     :param clock: monotonic seconds.
+    :param look: called several times a second; what it raises ends the wait.
     :raises StartFailed: (exit 5) the unit failed, restarts, was stopped, or its port is somebody else's; raised within
         a second of the death.
     :raises StartTimeout: (exit 3) no progress for ``stall_timeout``, or not ready within ``load_timeout``.
@@ -329,6 +331,8 @@ def wait_ready(
             except queue.Empty:
                 pass
             now = clock()
+            if look is not None:
+                look()
             if machine.invocation and not following:
                 following = True
                 sources.start_journal(machine.invocation, since_cursor)
