@@ -6,13 +6,14 @@ File shape (``schema: 1``)::
     runtimes:  {NAME: {...RuntimeSpec}}
     services:  {NAME: {...Service}}
     hosts:     {NAME: {...Host, services: [NAME, ...] or {NAME: {...overrides}}}}
+    routers:   {NAME: {...Router}}
     groups:    {NAME: [HOST or GROUP, ...]}
     x-...:     anything; a place for anchors
 
 A service on a host is ``defaults.service``, then the service, then the host's overrides, merged as RFC 7396 says:
 mappings merge key by key, lists and scalars replace, ``null`` takes away what was inherited. Paths of this machine
-(``ssh.identity_file``, ``ssh.known_hosts``, ``ssh.config``, ``runtimes.*.base``) may begin with ``~`` and are relative
-to the inventory file; host paths are absolute.
+(``ssh.identity_file``, ``ssh.known_hosts``, ``ssh.config``, ``runtimes.*.base``, ``secrets.*.file``) may begin with
+``~`` and are relative to the inventory file; host paths are absolute.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_ops.errors import ConfigError
-from ddtree_ops.inventory.models import Host, Inventory, RuntimeSpec, Service, Speculative
+from ddtree_ops.inventory.models import (
+    ENGINE_SECRETS,
+    Host,
+    Inventory,
+    Router,
+    RuntimeSpec,
+    Service,
+    Speculative,
+)
+from ddtree_ops.inventory.nodes import join_nodes, node_problems
+from ddtree_ops.inventory.routers import router_problems
 from ddtree_ops.inventory.yaml_source import (
     BareWord,
     Document,
@@ -50,6 +61,7 @@ __all__ = ["find_file", "inventory_schema", "load_inventory", "merge", "resolve"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ARG = re.compile(r"[a-z0-9]+(?:-+[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _FIELDS = {
     "model": "model",
     "model-path": "model",
@@ -65,6 +77,10 @@ _FIELDS = {
     "speculative-ddtree-budget": "speculative.budget",
     "speculative-ddtree-topk-cap": "speculative.topk_cap",
     "speculative-ddtree-budget-schedule": "speculative.budget_schedule",
+    "nnodes": "nodes",
+    "node-rank": "nodes",
+    "dist-init-addr": "nodes",
+    "nccl-init-addr": "nodes",
 }
 """Launch flags that a field of the service writes."""
 _BLOCK_FLAGS = ("speculative-num-draft-tokens", "speculative-dflash-block-size")
@@ -93,6 +109,7 @@ class _File(BaseModel):
     services: dict[str, _Entry] = Field(default_factory=dict)
     hosts: dict[str, _Entry] = Field(min_length=1)
     groups: dict[str, list[str]] = Field(default_factory=dict)
+    routers: dict[str, _Entry] = Field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -238,6 +255,8 @@ def service_problems(service: Service) -> list[tuple[KeyPath, str]]:
             report("is not the name of an environment variable", "environment", key)
         elif key in _OWN_VARIABLES:
             report("is set by the deployment: it makes the release shadow the venv", "environment", key)
+    for where, problem in _secret_problems(service):
+        report(problem, *where)
     restart = service.restart
     if restart.interval is not None and restart.interval <= restart.burst * restart.delay:
         report(
@@ -247,6 +266,38 @@ def service_problems(service: Service) -> list[tuple[KeyPath, str]]:
             "interval",
         )
     return found
+
+
+def _secret_problems(service: Service) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name, source in service.secrets.items():
+        where = ("secrets", name)
+        given = source.given
+        if name in _OWN_VARIABLES:
+            yield where, "is set by the deployment: it makes the release shadow the venv"
+        elif name not in ENGINE_SECRETS and not _SECRET_VARIABLE.fullmatch(name):
+            known = ", ".join(ENGINE_SECRETS)
+            yield where, f"write {known}, or a variable of the process in capitals such as HF_TOKEN"
+        elif name in service.environment:
+            yield (
+                where,
+                f"stands under environment too: keep one of the two, best this one (`{name}: null` there)",
+            )
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            yield (
+                where,
+                f"needs exactly one of env, file and command, found {found}: null takes away what is inherited",
+            )
+        if source.env is not None and not _VARIABLE.fullmatch(source.env):
+            yield (*where, "env"), "is not the name of an environment variable"
+    if "config" in service.args and not ENGINE_SECRETS.keys().isdisjoint(service.secrets):
+        yield (
+            ("args", "config"),
+            (
+                "the engine reads one --config only, and the API key travels in it: write the settings of that file "
+                "under args, or the key into that file"
+            ),
+        )
 
 
 def _tree_problems(service: Service, speculative: Speculative, report: Callable[..., None]) -> None:
@@ -278,9 +329,12 @@ def _argument_problems(arguments: Iterable[str], algorithm: str) -> Iterator[tup
         if known:
             yield key, f"use the field {known} of the service instead"
         elif redact(f"--{key} x") != f"--{key} x":
+            name = plain.replace("-", "_")
             yield (
                 key,
-                "a secret would stand in the command line: put it in a file on the host, named by args.config",
+                f"a secret would stand in the command line: write secrets.{name} with its source"
+                if name in ENGINE_SECRETS
+                else "a secret would stand in the command line: put it in a file on the host, named by args.config",
             )
         elif not _ARG.fullmatch(key):
             right = f"write the flag in lower case, with dashes only inside: {plain}"
@@ -359,7 +413,11 @@ class _Resolver:
                 )
             )
         self.problems += problems
-        return service
+        secrets = {
+            key: source.model_copy(update={"file": self.local(source.file)})
+            for key, source in service.secrets.items()
+        }
+        return service.model_copy(update={"secrets": secrets}) if secrets else service
 
     def host_services(self, host: str) -> dict[str, Service]:
         path: KeyPath = ("hosts", host, "services")
@@ -457,7 +515,7 @@ class _Resolver:
         self.problems += check(document, _File, data=data)[1]
         if document.problems or not isinstance(document.data, dict):
             return None
-        for section in ("runtimes", "services", "hosts", "groups"):
+        for section in ("runtimes", "services", "hosts", "groups", "routers"):
             for name in self.entries(section):
                 if not _NAME.fullmatch(name):
                     self.report((section, name), "a name has letters, digits, '.', '_' and '-' only")
@@ -477,10 +535,46 @@ class _Resolver:
             if name not in self.used:
                 self.service(name, None)
         groups = self.groups()
+        routers = self.routers()
+        found = {name: host for name, host in hosts.items() if host is not None}
+        if not self.problems:
+            self.check_nodes(found)
         if self.problems:
             return None
-        found = {name: host for name, host in hosts.items() if host is not None}
-        return Inventory(path=document.source, hosts=found, groups=groups, runtimes=self.runtimes)
+        inventory = Inventory(
+            path=document.source,
+            hosts=join_nodes(found),
+            groups=groups,
+            runtimes=self.runtimes,
+            routers=routers,
+        )
+        for path, text in router_problems(inventory):
+            self.report(path, text)
+        return None if self.problems else inventory
+
+    def check_nodes(self, hosts: Mapping[str, Host]) -> None:
+        for name in self.entries("services"):
+            having = {host: found.services[name] for host, found in hosts.items() if name in found.services}
+            for path, text in node_problems(name, having, hosts):
+                self.report(path, text)
+
+    def routers(self) -> dict[str, Router]:
+        found: dict[str, Router] = {}
+        for name in self.entries("routers"):
+            path: KeyPath = ("routers", name)
+            self.named(path)
+            router, problems = check(
+                _merged(self.document, [path], path, {"name": name}), Router, hidden=("name",)
+            )
+            self.problems += problems
+            for key in router.args if router else ():
+                if not _ARG.fullmatch(key):
+                    self.report(
+                        (*path, "args", key), "is not the name of a flag: lower case, dashes only inside"
+                    )
+            if router is not None:
+                found[name] = router
+        return found
 
 
 def resolve(document: Document, *, base: Path | None = None) -> tuple[Inventory | None, list[Problem]]:
@@ -509,12 +603,12 @@ def inventory_schema() -> dict[str, Any]:
     from pydantic.json_schema import models_json_schema
 
     _, combined = models_json_schema(
-        [(Host, "validation"), (Service, "validation"), (RuntimeSpec, "validation")],
+        [(Host, "validation"), (Service, "validation"), (RuntimeSpec, "validation"), (Router, "validation")],
         ref_template="#/$defs/{model}",
     )
     definitions = combined["$defs"]
     host, service = _partial(definitions.pop("Host")), _partial(definitions.pop("Service"))
-    runtime = _partial(definitions.pop("RuntimeSpec"))
+    runtime, router = _partial(definitions.pop("RuntimeSpec")), _partial(definitions.pop("Router"))
     nothing = {"type": "null"}
     defaults_host = {**host, "properties": {k: v for k, v in host["properties"].items() if k != "services"}}
     host["properties"]["services"] = {
@@ -551,6 +645,7 @@ def inventory_schema() -> dict[str, Any]:
                 "type": "object",
                 "additionalProperties": {"type": "array", "items": {"type": "string"}},
             },
+            "routers": {"type": "object", "additionalProperties": {"anyOf": [router, nothing]}},
         },
         "$defs": {**definitions, "Service": service},
     }

@@ -9,12 +9,16 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import shlex
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from ddtree_ops.errors import ConfigError
+
 __all__ = [
+    "ENGINE_SECRETS",
     "GPU",
     "SSH",
     "ArgValue",
@@ -23,8 +27,15 @@ __all__ = [
     "Host",
     "Inventory",
     "Limits",
+    "Lint",
+    "Node",
+    "Nodes",
     "Restart",
+    "Rollback",
+    "Router",
+    "RouterHealth",
     "RuntimeSpec",
+    "SecretSource",
     "Service",
     "Speculative",
     "Target",
@@ -34,6 +45,8 @@ __all__ = [
 _DURATION = re.compile(
     r"(?=.)(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?|(\d+(?:\.\d+)?)", re.ASCII
 )
+ENGINE_SECRETS = {"api_key": "api-key", "admin_api_key": "admin-api-key"}
+"""Secrets that the engine takes as settings: name in the inventory -> launch flag."""
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@-]{1,240}\.service")
 
 
@@ -84,6 +97,11 @@ def _ip_address(value: str) -> str:
     return value
 
 
+def _driver_version(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+DriverVersion = Annotated[str, BeforeValidator(_driver_version), Field(pattern=r"^\d+(\.\d+)*$")]
 IPAddress = Annotated[str, AfterValidator(_ip_address)]
 Duration = Annotated[
     float,
@@ -132,7 +150,12 @@ class GPU(_Model):
     arch: str = Field(pattern=r"^sm\d{2,3}[af]?$", description="sm120, sm103 ...")
     interconnect: Literal["pcie", "nvlink"] = Field(default="pcie", description="for people; not compared")
     memory_gb: float | None = Field(
-        default=None, gt=0, description="per GPU, in GB; for people; not compared"
+        default=None,
+        gt=0,
+        description="per GPU, in GB as the maker counts; at least nine tenths must be there",
+    )
+    driver: DriverVersion | None = Field(
+        default=None, description="least version of the driver, such as 580.65.06"
     )
 
 
@@ -186,6 +209,64 @@ class Health(_Model):
     )
 
 
+class SecretSource(_Model):
+    """Where a secret is taken from, on this machine: exactly one of the three."""
+
+    env: str | None = Field(default=None, description="variable of this machine's environment")
+    file: str | None = Field(
+        default=None, description="file on this machine; ~ is expanded, relative to the inventory file"
+    )
+    command: list[str] | None = Field(
+        default=None, description="command on this machine that prints it, as a list of words: no shell, 30 s"
+    )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Which of the three are given."""
+        return tuple(kind for kind in ("env", "file", "command") if getattr(self, kind))
+
+    def __str__(self) -> str:
+        words = [*((f"env {self.env}",) if self.env else ()), *((f"file {self.file}",) if self.file else ())]
+        return ", ".join([*words, *((f"command {shlex.join(self.command)}",) if self.command else ())])
+
+
+class Nodes(_Model):
+    """One engine over several hosts: sglang's own distribution, started and judged together."""
+
+    hosts: tuple[str, ...] = Field(
+        min_length=1, description="hosts in the order of their ranks, the head first"
+    )
+    port: Int = Field(
+        default=20000, ge=1, le=65535, description="port at the head where the nodes meet (--dist-init-addr)"
+    )
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the head's address among the nodes; left out: its cluster_address, or its address",
+    )
+
+
+class Lint(_Model):
+    """Exceptions from ``ddtree-ops lint``."""
+
+    ignore: dict[str, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="rule to put up with here -> why; its findings are shown as information",
+    )
+
+
+class Rollback(_Model):
+    """The lock of a deployment, and when its host goes back without it."""
+
+    lease: Duration = Field(
+        default=60.0, ge=2.0, description="how long the lock outlives the last sign of life of its client"
+    )
+    grace: Duration = Field(
+        default=60.0,
+        description="how long the host then waits for another deploy before it goes back by itself",
+    )
+
+
 class Service(_Model):
     """One serving configuration bound to a systemd unit."""
 
@@ -202,16 +283,25 @@ class Service(_Model):
     bind: IPAddress = Field(default="127.0.0.1", description="IP address the engine listens on")
     port: Int = Field(default=30001, ge=1, le=65535, description="port the engine listens on")
     tensor_parallel: Int = Field(default=1, ge=1, description="number of GPUs one model is spread over")
+    nodes: Nodes | None = Field(
+        default=None,
+        description="several hosts that run one engine together; left out: one host runs it alone",
+    )
     speculative: Speculative | None = Field(default=None, description="left out: no speculation")
     args: dict[str, ArgValue] = Field(
         default_factory=dict, description="further launch flags, without the dashes"
     )
     environment: dict[str, str] = Field(default_factory=dict, description="variables of the process")
+    secrets: dict[str, SecretSource] = Field(
+        default_factory=dict, description="api_key, admin_api_key, or variables of the process in CAPITALS"
+    )
     user: str | None = Field(default=None, description="user the engine runs as; left out: root")
     kill_mode: Literal["mixed", "control-group"] = Field(default="mixed", description="KillMode")
     limits: Limits = Field(default_factory=Limits)
     restart: Restart = Field(default_factory=Restart)
     health: Health = Field(default_factory=Health)
+    rollback: Rollback = Field(default_factory=Rollback)
+    lint: Lint = Field(default_factory=Lint)
 
 
 class RuntimeSpec(_Model):
@@ -230,6 +320,11 @@ class RuntimeSpec(_Model):
     patches: list[str] | None = Field(
         default=None, description="left out: the whole series; []: the base as it is"
     )
+    plugin_flags: dict[Annotated[str, Field(pattern=r"^[a-z0-9]+(-+[a-z0-9]+)*$")], list[str]] = Field(
+        default_factory=dict,
+        description="flags and choices that an sglang plugin in the venv adds and the runtime's own source does not "
+        "show: flag name without dashes -> further choices, [] for any value",
+    )
 
 
 class Host(_Model):
@@ -240,15 +335,65 @@ class Host(_Model):
     address: str | None = Field(
         default=None, description="name or IP address; left out: as ssh_config or DNS says"
     )
+    cluster_address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="name or IP address by which the other hosts reach it; left out: address",
+    )
     ssh: SSH = Field(default_factory=SSH)
     gpu: GPU | None = Field(default=None, description="left out: not checked")
     deploy_root: RemotePath = Field(default="/opt/ddtree-ops", description="where releases go")
+    keep_releases: Int = Field(
+        default=5, ge=1, description="releases that passed to be kept for each service after a deploy"
+    )
     http: Literal["tunnel", "direct"] = Field(
         default="tunnel", description="how the engine's HTTP is reached"
     )
     services: dict[str, Service] = Field(
         default_factory=dict, description="with this host's overrides merged in"
     )
+
+
+class RouterHealth(_Model):
+    """What a healthy router means, in seconds."""
+
+    timeout: Duration = Field(default=90.0, description="longest wait until every worker is healthy")
+    interval: Duration = Field(default=10.0, description="time between two looks of the router at a worker")
+    window: Duration = Field(
+        default=35.0,
+        description="how long unit and workers are held after the completion: three failed looks make a worker unhealthy",
+    )
+    request_timeout: Duration = Field(default=90.0, description="longest wait for an answer")
+    stop_timeout: Duration = Field(default=60.0, description="TimeoutStopSec")
+
+
+class Router(_Model):
+    """The upstream sglang-router in front of the hosts of a service, as a systemd unit."""
+
+    name: str = ""
+    description: str = Field(default="", description="for people; Description of the unit")
+    host: str = Field(description="host it runs on")
+    unit: UnitName = Field(default="sglang-router.service", description="systemd unit")
+    venv: RemotePath = Field(description="virtual environment with sglang-router")
+    service: str = Field(description="the service it stands in front of")
+    hosts: tuple[str, ...] = Field(
+        default=("all",),
+        min_length=1,
+        description="hosts, groups or globs; left out: every host of the service",
+    )
+    bind: IPAddress = Field(default="127.0.0.1", description="IP address it listens on")
+    port: Int = Field(default=30000, ge=1, le=65535, description="port it listens on")
+    metrics_port: Int = Field(
+        default=29000, ge=1, le=65535, description="port of its metrics, on the loopback address"
+    )
+    policy: str = Field(default="cache_aware", description="how it chooses a worker; its own list is asked")
+    args: dict[str, ArgValue] = Field(
+        default_factory=dict, description="further flags of the router, without the dashes"
+    )
+    environment: dict[str, str] = Field(default_factory=dict, description="variables of the process")
+    user: str | None = Field(default=None, description="user it runs as; left out: root")
+    restart: Restart = Field(default_factory=Restart)
+    health: RouterHealth = Field(default_factory=RouterHealth)
 
 
 class Inventory(_Model):
@@ -258,6 +403,30 @@ class Inventory(_Model):
     hosts: dict[str, Host]
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     runtimes: dict[str, RuntimeSpec] = Field(default_factory=dict)
+    routers: dict[str, Router] = Field(default_factory=dict)
+
+
+class Node(_Model):
+    """Where a target stands in a service that runs over several hosts.
+
+    :param rank: 0 is the head; only the head answers requests.
+    :param count: number of nodes.
+    :param head: ``address:port`` at which the nodes meet.
+    :param hosts: names of all nodes, by rank.
+    """
+
+    rank: int
+    count: int
+    head: str
+    hosts: tuple[str, ...]
+
+    @property
+    def is_head(self) -> bool:
+        """Rank 0: it serves the HTTP API."""
+        return self.rank == 0
+
+    def __str__(self) -> str:
+        return f"node {self.rank} of {self.count}"
 
 
 class Target(_Model):
@@ -271,3 +440,30 @@ class Target(_Model):
     def name(self) -> str:
         """``host`` or, where a host has several services, ``host/service``."""
         return self.host.name if len(self.host.services) == 1 else f"{self.host.name}/{self.service.name}"
+
+    @property
+    def node(self) -> Node | None:
+        """Its place among the nodes of the service; None where one host runs the engine alone.
+
+        :raises ConfigError: the service names nodes and this host is none of them.
+        """
+        nodes = self.service.nodes
+        if nodes is None:
+            return None
+        if self.host.name not in nodes.hosts or nodes.address is None:
+            raise ConfigError(
+                f"{self.host.name} is no node of {self.service.name}: {', '.join(nodes.hosts)}",
+                hint="nodes.hosts names every host of the service, the head first",
+            )
+        address = f"[{nodes.address}]" if ":" in nodes.address else nodes.address
+        return Node(
+            rank=nodes.hosts.index(self.host.name),
+            count=len(nodes.hosts),
+            head=f"{address}:{nodes.port}",
+            hosts=nodes.hosts,
+        )
+
+    @property
+    def local_gpus(self) -> int:
+        """Number of GPUs that the service takes on this host: its share of ``tensor_parallel``."""
+        return self.service.tensor_parallel // (len(self.service.nodes.hosts) if self.service.nodes else 1)

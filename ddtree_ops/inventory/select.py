@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.errors import ConfigError, UsageError
+from ddtree_ops.inventory import nodes
 from ddtree_ops.inventory.load import merge, service_problems
 from ddtree_ops.inventory.models import Host, Inventory, Service, Target
 from ddtree_ops.inventory.yaml_source import BareWord, Document, check, dotted, parse_document, suggestion
@@ -24,26 +26,105 @@ def select(
     *,
     service: str | None = None,
     default_all: bool = False,
+    limit: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    whole: bool = True,
 ) -> list[Target]:
     """Targets that ``patterns`` name, in the order of the inventory, each once.
 
-    :param patterns: host names, group names, globs over host names (``ct*``), ``all``, or any of these followed by
-        ``/SERVICE``. None at all: the only host there is.
+    A pattern is a host, a group, ``all``, a glob over both (``ct*``), or any of these with numeric ranges
+    (``gpu[01-30]``, ``gpu[01-08,12]``); ``/SERVICE`` (or a glob) after it names services of these hosts. Several stand
+    one by one or with commas between; they add up, then those with ``&`` before them keep what they name, then those
+    with ``!`` before them take it away.
+
+    :param patterns: none at all: the only host there is; every host with ``limit``, or where the others only take away.
     :param service: only services of this name (or glob).
     :param default_all: no pattern stands for every host, however many there are.
-    :raises UsageError: a pattern or service that matches nothing (never an empty result).
+    :param limit: patterns; of the selection only what these name too.
+    :param exclude: patterns; of the selection what none of these names.
+    :param whole: a node of a service over several hosts stands for all of its nodes, and taking away only some of
+        them is refused; False for what only looks.
+    :raises UsageError: a pattern or service that matches nothing, or nothing left (never an empty result).
     """
     hosts = list(inventory.hosts)
-    if not patterns:
-        if len(hosts) > 1 and not default_all:
+    words = [word for text in patterns for word in _split(text)]
+    adding = [word for word in words if not word.startswith(("!", "&"))]
+    if not adding and not words and not limit and len(hosts) > 1 and not default_all:
+        raise UsageError(
+            f"which host? {inventory.path} has {len(hosts)}: {', '.join(hosts)}",
+            hint="name one or more of them, a group, a glob, or all",
+        )
+    wanted = _named(inventory, adding or ["all"])
+    if whole:
+        wanted = nodes.whole(inventory.hosts, wanted)
+    steps = [(word[1:], True, "") for word in words if word.startswith("&")]
+    steps += [(word[1:], False, "") for word in words if word.startswith("!")]
+    for option, texts in (("--limit", limit), ("--exclude", exclude)):
+        if texts:
+            steps.append((",".join(texts), option == "--limit", option))
+    for text, keep, option in steps:
+        found = _combined(inventory, text, option) if option else _named(inventory, [text])
+        before, wanted = wanted, wanted & found if keep else wanted - found
+        if not wanted:
             raise UsageError(
-                f"which host? {inventory.path} has {len(hosts)}: {', '.join(hosts)}",
-                hint="name one or more of them, a group, a glob, or all",
+                f"{option or 'the pattern'} {text} leaves nothing of "
+                f"{', '.join(dict.fromkeys(host for host in hosts for one, _ in before if one == host))}",
+                hint=f"ddtree-ops inventory show -i {inventory.path}",
             )
-        patterns = ["all"]
-    wanted: set[tuple[str, str]] = set()
-    for pattern in patterns:
-        host_pattern, slash, service_pattern = pattern.partition("/")
+    targets = [
+        Target(host=host, service=entry, runtime=inventory.runtimes[entry.runtime])
+        for host in inventory.hosts.values()
+        for entry in host.services.values()
+        if (host.name, entry.name) in wanted and (service is None or fnmatchcase(entry.name, service))
+    ]
+    if not targets:
+        known = sorted({name for _, name in wanted})
+        raise UsageError(
+            f"no service '{service}' on {', '.join(dict.fromkeys(host for host, _ in sorted(wanted)))}"
+            f"{suggestion(service or '', known)}",
+            hint=f"ddtree-ops inventory show -i {inventory.path}",
+        )
+    if whole:
+        _whole_services(inventory, targets)
+    return targets
+
+
+def _whole_services(inventory: Inventory, targets: Sequence[Target]) -> None:
+    """:raises UsageError: only some nodes of a service over several hosts are left."""
+    chosen = {(target.host.name, target.service.name) for target in targets}
+    for name, left_out in nodes.partial(inventory.hosts, chosen).items():
+        raise UsageError(
+            f"{name} runs one engine over several hosts, and {', '.join(left_out)} would be left out: its nodes are "
+            "started, stopped and judged together",
+            hint=f"name all of it (--service {name}), or take all of it away",
+        )
+
+
+_Pairs = set[tuple[str, str]]
+_RANGE = re.compile(r"\[([0-9]+-[0-9]+(?:,[0-9]+(?:-[0-9]+)?)*|[0-9]+(?:,[0-9]+(?:-[0-9]+)?)+)\]")
+_MOST = 10_000
+
+
+def _split(text: str) -> list[str]:
+    """Patterns with commas between, none inside brackets."""
+    return [word.strip() for word in re.split(r",(?![^\[]*\])", text)]
+
+
+def _combined(inventory: Inventory, text: str, option: str) -> _Pairs:
+    """What an option's patterns name together, those with ``&`` and ``!`` among them."""
+    try:
+        targets = select(inventory, [text], whole=False)
+    except UsageError as error:
+        error.message = f"{option}: {error.message}"
+        raise
+    return {(target.host.name, target.service.name) for target in targets}
+
+
+def _named(inventory: Inventory, words: Sequence[str]) -> _Pairs:
+    """Services of hosts that patterns name. :raises UsageError: one that names none."""
+    wanted: _Pairs = set()
+    for word in words:
+        host_pattern, slash, service_pattern = word.partition("/")
         found = _hosts(inventory, host_pattern)
         pairs = {
             (host, name)
@@ -60,39 +141,55 @@ def select(
                 hint=f"ddtree-ops inventory show -i {inventory.path}",
             )
         wanted |= pairs
-    targets = [
-        Target(host=host, service=entry, runtime=inventory.runtimes[entry.runtime])
-        for host in inventory.hosts.values()
-        for entry in host.services.values()
-        if (host.name, entry.name) in wanted and (service is None or fnmatchcase(entry.name, service))
-    ]
-    if not targets:
-        known = sorted({name for _, name in wanted})
-        raise UsageError(
-            f"no service '{service}' on {', '.join(dict.fromkeys(host for host, _ in sorted(wanted)))}"
-            f"{suggestion(service or '', known)}",
-            hint=f"ddtree-ops inventory show -i {inventory.path}",
-        )
-    return targets
+    return wanted
 
 
 def _hosts(inventory: Inventory, pattern: str) -> list[str]:
     if pattern == "all":
         return list(inventory.hosts)
-    if pattern in inventory.hosts:
-        return [pattern]
-    found: Iterable[str]
-    if pattern in inventory.groups:
-        found = inventory.groups[pattern]
-    else:
-        found = [host for host in inventory.hosts if fnmatchcase(host, pattern)]
+    found: set[str] = set()
+    for one in _expand(pattern):
+        if one in inventory.hosts:
+            found.add(one)
+        elif one in inventory.groups:
+            found.update(inventory.groups[one])
+        else:
+            found.update(host for host in inventory.hosts if fnmatchcase(host, one))
+            found.update(
+                host
+                for name, members in inventory.groups.items()
+                if fnmatchcase(name, one)
+                for host in members
+            )
     if not found:
         names = [*inventory.hosts, *inventory.groups]
         raise UsageError(
             f"no host or group matches '{pattern}'{suggestion(pattern, names)}",
             hint=f"{inventory.path or 'the inventory'} has: {', '.join([*names, 'all'])}",
         )
-    return list(found)
+    return [host for host in inventory.hosts if host in found]
+
+
+def _expand(pattern: str) -> list[str]:
+    """``gpu[08-10]`` as ``gpu08``, ``gpu09``, ``gpu10``; numbers are as wide as the first is written.
+
+    :raises UsageError: a range that ends before it begins, or more than 10,000 names.
+    """
+    match = _RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    numbers: list[str] = []
+    for part in match.group(1).split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise UsageError(f"'{pattern}': the range {part} ends before it begins")
+        if int(last or first) - int(first) >= _MOST:
+            raise UsageError(f"'{pattern}': more than {_MOST} hosts")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    rest = _expand(pattern[match.end() :])
+    if len(numbers) * len(rest) > _MOST:
+        raise UsageError(f"'{pattern}': more than {_MOST} hosts")
+    return [f"{pattern[: match.start()]}{number}{tail}" for number in numbers for tail in rest]
 
 
 def connect_spec(host: Host) -> ConnectSpec:

@@ -621,7 +621,8 @@ def check(
         if full in broken:
             continue
         raw = document.marks[full].raw if full in document.marks else ""
-        if isinstance(here, str | int | float) and MASK in redact(f"{key}={here}"):
+        hidden_value = "secrets" in full or MASK in redact(f"{key}={here}")
+        if isinstance(here, str | int | float) and hidden_value:
             shown, raw = f"'{MASK}'", ""
         problems.append(document.problem(full, _explain(entries, path, here, shown, raw, allowed)))
     return None, problems

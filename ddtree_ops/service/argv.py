@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ddtree_ops.errors import ConfigError
-from ddtree_ops.inventory.models import Service
+from ddtree_ops.inventory.models import ENGINE_SECRETS, Node, Service
 from ddtree_ops.secret import redact
 
 __all__ = ["launch_argv"]
@@ -16,6 +16,7 @@ _ALIASES = {
     "model": "model-path",
     "tensor-parallel-size": "tp-size",
     "tp": "tp-size",
+    "nccl-init-addr": "dist-init-addr",
     "speculative-draft-model": "speculative-draft-model-path",
     "speculative-dflash-block-size": "speculative-num-draft-tokens",
 }
@@ -41,7 +42,7 @@ def _words(flag: str, value: bool | int | float | str | list[int | float | str] 
     return [flag, text]
 
 
-def launch_argv(service: Service) -> list[str]:
+def launch_argv(service: Service, node: Node | None = None) -> list[str]:
     """Words of ``ExecStart``: the venv's Python, ``-m sglang.launch_server``, then flags.
 
     Flags that follow from typed fields of the service come first, ``args`` after them in their order: ``true`` is
@@ -50,6 +51,7 @@ def launch_argv(service: Service) -> list[str]:
     ``--speculative-num-draft-tokens`` (for DFLASH ``--speculative-dflash-block-size`` is an alias of it in 0.5.11,
     so that both stand for one number); other algorithms take their own flags from ``args``.
 
+    :param node: the host's place where one engine runs over several hosts; ``--tp-size`` then counts the GPUs of all.
     :raises ConfigError: an ``args`` key that is no flag name, that a typed field already writes, or whose value is
         a secret (the command line of a process can be read by every user of the host).
     """
@@ -60,6 +62,8 @@ def launch_argv(service: Service) -> list[str]:
         ("port", service.port),
         ("tp-size", service.tensor_parallel),
     ]
+    if node is not None:
+        typed += [("nnodes", node.count), ("node-rank", node.rank), ("dist-init-addr", node.head)]
     speculative = service.speculative
     if speculative is not None:
         block = speculative.algorithm.upper() in _BLOCK_DRAFTERS
@@ -96,7 +100,9 @@ def launch_argv(service: Service) -> list[str]:
         if not isinstance(value, bool) and redact(f"--{key} x") != f"--{key} x":
             raise ConfigError(
                 f"service {service.name or service.unit}: args.{key} would put a secret on the command line",
-                hint="keep it in a YAML file on the host that only the service's user can read, and name that file "
+                hint=f"write where it comes from under secrets of the service, as {canonical.replace('-', '_')}"
+                if canonical.replace("-", "_") in ENGINE_SECRETS
+                else "keep it in a YAML file on the host that only the service's user can read, and name that file "
                 "with args.config",
             )
         written[canonical] = f"args.{key}"

@@ -49,9 +49,29 @@ class Layout:
         return f"{self.service_dir}/history.jsonl"
 
     @property
+    def audit(self) -> str:
+        """JSON lines, one an act on this host, for all its services."""
+        return f"{self.root}/audit.jsonl"
+
+    @property
     def lock(self) -> str:
         """Lock file of this service's deployments."""
         return f"{self.service_dir}/lock"
+
+    @property
+    def rollback(self) -> str:
+        """State of the rollback that is armed on the host; there only while one is."""
+        return f"{self.service_dir}/rollback.json"
+
+    @property
+    def guard_dir(self) -> str:
+        """Folder of the programs that carry out armed rollbacks."""
+        return f"{self.root}/guard"
+
+    @property
+    def secrets(self) -> str:
+        """Folder of the service's secrets: files that root alone can read."""
+        return f"{self.service_dir}/secrets"
 
     @property
     def pycache(self) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.service.argv import launch_argv
+from ddtree_ops.service.credentials import CONFIG_WORD, ENGINE_FILE, secret_files
 from ddtree_ops.service.layout import Layout
 
 __all__ = [
@@ -142,15 +144,44 @@ def start_limit_interval(service: Service) -> float:
     return restart.interval
 
 
-def _exec_start(argv: list[str]) -> list[str]:
-    """``ExecStart`` over several lines, one flag with its values a line, so that differences read well."""
+def _exec_start(argv: list[str], more: Sequence[str] = ()) -> list[str]:
+    """``ExecStart`` over several lines, one flag with its values a line, so that differences read well.
+
+    :param more: lines that systemd is to expand, quoted already.
+    """
     lines = [quote_executable(argv[0])]
     for word in argv[1:]:
         if word.startswith("--"):
             lines.append(f"  {quote_exec(word)}")
         else:
             lines[-1] += f" {quote_exec(word)}"
-    return [f"ExecStart={lines[0]}", *lines[1:]]
+    return [f"ExecStart={lines[0]}", *lines[1:], *(f"  {line}" for line in more)]
+
+
+def _secrets(service: Service, layout: Layout) -> list[str]:
+    """The settings that hand the service its secrets: paths only, see :mod:`ddtree_ops.service.credentials`."""
+    names = secret_files(service)
+    folder = _path(layout.secrets, "deploy_root")
+    if ENGINE_FILE in names and "config" in service.args:
+        raise ConfigError(
+            f"service {service.name or service.unit}: args.config and an API key under secrets exclude each other: "
+            "the engine reads one --config only",
+            hint="write the settings of that file under args, or the key into that file",
+        )
+    for name in service.secrets:
+        if name in _OWN_VARIABLES or name in service.environment:
+            raise ConfigError(
+                f"service {service.name or service.unit}: {name} stands under secrets, and is set elsewhere too",
+                hint=f"keep it in one place: environment.{name} or secrets.{name}"
+                if name in service.environment
+                else f"remove secrets.{name}: ddtree-ops sets it",
+            )
+    return [
+        f"LoadCredential={name}:{folder}/{name}"
+        if name == ENGINE_FILE
+        else f"EnvironmentFile={folder}/{name}"
+        for name in names
+    ]
 
 
 def _environment(service: Service, layout: Layout) -> dict[str, str]:
@@ -179,6 +210,8 @@ def render_unit(target: Target) -> str:
     - ``User=root`` is written out where the inventory names none, because systemd sets ``HOME`` only with ``User=``.
     - ``PATH`` begins with the venv's ``bin`` (kernels compiled at run time look for ``ninja`` there).
     - ``RestartPreventExitStatus=2``: a command line that argparse refused does not get better by repeating it.
+    - The one word that systemd is to expand is ``${CREDENTIALS_DIRECTORY}``, in the ``--config`` that the API key
+      travels by; every other ``$`` is doubled.
     - No ``SuccessExitStatus=SIGKILL``: a clean stop of sglang ends by SIGKILL, but so does a crash.
 
     :raises ConfigError: a value that no unit can hold, or that contradicts what ddtree-ops writes itself.
@@ -208,7 +241,13 @@ def render_unit(target: Target) -> str:
         f"User={user}",
         f"WorkingDirectory={_path(layout.service_dir, 'deploy_root')}",
         *(f"Environment={quote_environment(*item)}" for item in _environment(service, layout).items()),
-        " \\\n".join(_exec_start(launch_argv(service))),
+        *_secrets(service, layout),
+        " \\\n".join(
+            _exec_start(
+                launch_argv(service, target.node),
+                (f"--config {CONFIG_WORD}",) if ENGINE_FILE in secret_files(service) else (),
+            )
+        ),
         f"Restart={restart.policy}",
         f"RestartSec={_seconds(restart.delay)}",
         "RestartPreventExitStatus=2",

@@ -259,3 +259,113 @@ def test_connect_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert (full.fingerprint, full.proxy_jump) == ("SHA256:" + "A" * 43, "u@bastion:22")
     assert (full.connect_timeout, full.python) == (5.0, "/usr/bin/python3")
+
+
+FLEET = """
+schema: 1
+defaults: {service: {venv: /v, model: /m, runtime: r, unit: s.service}}
+runtimes: {r: {}}
+services: {s: {}, t: {unit: t.service, port: 30002}}
+hosts:
+  gpu01: {services: [s]}
+  gpu02: {services: [s, t]}
+  gpu08: {services: [s]}
+  gpu09: {services: [s]}
+  gpu10: {services: [s]}
+  gpu110: {services: [s]}
+  head: {services: [t]}
+groups:
+  rack-a: [gpu01, gpu02]
+  rack-b: [gpu08, gpu09, gpu10]
+  racks: [rack-a, rack-b]
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Inventory:
+    found, problems = resolve(parse_document(FLEET, "fleet.yaml"))
+    assert found is not None, problems
+    return found
+
+
+def _short(targets: list[Target]) -> str:
+    return " ".join(target.name.removeprefix("gpu") for target in targets)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ("gpu[01-09]", "01 02/s 02/t 08 09"),
+        ("gpu[8-10]", "10"),
+        ("gpu[08-10]", "08 09 10"),
+        ("gpu[01,10]", "01 10"),
+        ("gpu[01-02,09-10]", "01 02/s 02/t 09 10"),
+        ("gpu1[1-2]0", "110"),
+        ("gpu[01-02]/t", "02/t"),
+        ("gpu[01-99],head", "01 02/s 02/t 08 09 10 head"),
+        ("gpu0?", "01 02/s 02/t 08 09"),
+        ("gpu[!0]*", "10 110"),
+        ("rack-*", "01 02/s 02/t 08 09 10"),
+        ("rack-[a-b]", "01 02/s 02/t 08 09 10"),
+        ("racks", "01 02/s 02/t 08 09 10"),
+        ("gpu01 , head", "01 head"),
+        ("racks !gpu08", "01 02/s 02/t 09 10"),
+        ("!gpu08 racks", "01 02/s 02/t 09 10"),
+        ("racks !rack-a !gpu[09-10]", "08"),
+        ("racks,!rack-b,!gpu01", "02/s 02/t"),
+        ("racks &gpu0?", "01 02/s 02/t 08 09"),
+        ("gpu* &rack-a !gpu01", "02/s 02/t"),
+        ("!rack-b", "01 02/s 02/t 110 head"),
+        ("all !gpu02/t", "01 02/s 08 09 10 110 head"),
+    ],
+)
+def test_patterns_of_a_fleet(fleet: Inventory, patterns: str, expected: str) -> None:
+    words = [patterns] if " , " in patterns else patterns.split()
+    assert _short(select(fleet, words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("patterns", "limit", "exclude", "expected"),
+    [
+        (["racks"], ["rack-a"], [], "01 02/s 02/t"),
+        (["racks"], ["gpu01", "gpu[08-09]"], [], "01 08 09"),
+        (["racks"], [], ["rack-b"], "01 02/s 02/t"),
+        (["racks"], [], ["gpu01,gpu09", "gpu02/s"], "02/t 08 10"),
+        (["racks"], ["gpu0*"], ["gpu02"], "01 08 09"),
+        (["racks"], ["gpu*,!gpu01"], [], "02/s 02/t 08 09 10"),
+        (["rack-a"], [], ["head"], "01 02/s 02/t"),
+        ([], ["gpu01"], [], "01"),
+    ],
+)
+def test_limit_and_exclude(
+    fleet: Inventory, patterns: list[str], limit: list[str], exclude: list[str], expected: str
+) -> None:
+    assert _short(select(fleet, patterns, limit=limit, exclude=exclude)) == expected
+
+
+@pytest.mark.parametrize(
+    ("patterns", "limit", "exclude", "message"),
+    [
+        (["gpu[20-30]"], [], [], "no host or group matches 'gpu[20-30]'"),
+        (["gpu[09-01]"], [], [], "'gpu[09-01]': the range 09-01 ends before it begins"),
+        (["gpu[1-99999]"], [], [], "'gpu[1-99999]': more than 10000 hosts"),
+        (["gpu[1-999][1-999]"], [], [], "'gpu[1-999][1-999]': more than 10000 hosts"),
+        (["gpu01", "!gpu01"], [], [], "the pattern gpu01 leaves nothing of gpu01"),
+        (["rack-a", "&rack-b"], [], [], "the pattern rack-b leaves nothing of gpu01, gpu02"),
+        (["rack-a", "!nope"], [], [], "no host or group matches 'nope'"),
+        (["rack-a", "!"], [], [], "no host or group matches ''"),
+        (["rack-a,,head"], [], [], "no host or group matches ''"),
+        (["rack-a"], ["head"], [], "--limit head leaves nothing of gpu01, gpu02"),
+        (["rack-a"], ["nope"], [], "--limit: no host or group matches 'nope'"),
+        (["rack-a"], [], ["gpu*"], "--exclude gpu* leaves nothing of gpu01, gpu02"),
+        (["rack-a"], [], ["nope"], "--exclude: no host or group matches 'nope'"),
+        ([], [], ["gpu01"], "which host? fleet.yaml has 7: gpu01, gpu02, gpu08, gpu09, gpu10, gpu110, head"),
+    ],
+)
+def test_nothing_left_is_an_error(
+    fleet: Inventory, patterns: list[str], limit: list[str], exclude: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        select(fleet, patterns, limit=limit, exclude=exclude)
+    assert str(caught.value).partition(" (")[0] == message
+    assert caught.value.exit_code == ExitCode.USAGE

@@ -453,7 +453,9 @@ def test_model_files_are_whole_and_valid() -> None:
         (length,) = struct.unpack_from("<Q", files[shard])
         header = json.loads(files[shard][8 : 8 + length])
         begin, end = header[name]["data_offsets"]
-        assert len(files[shard]) == 8 + length + end - begin
+        assert furnish.whole_size(files[shard]) == 8 + length + end - begin
+    sizes = [furnish.whole_size(files[shard]) - len(files[shard]) for shard in shards]
+    assert sum(sizes) == index["metadata"]["total_size"] == 590_000_000_000
     assert json.loads(files["config.json"])["text_config"]["vocab_size"] == 163840
 
 
@@ -466,6 +468,9 @@ def test_write_stays_inside_and_changes_only_what_differs(tmp_path: Path) -> Non
     assert not furnish.write(root, "a/b", b"1", 0o600)
     assert furnish.write(root, "a/b", b"2", 0o640)
     assert (root / "a/b").stat().st_mode & 0o777 == 0o640
+    assert furnish.write(root, "a/b", b"2", 0o640, length=1 << 40)
+    assert not furnish.write(root, "a/b", b"2", 0o640, length=1 << 40)
+    assert ((root / "a/b").stat().st_size, (root / "a/b").stat().st_blocks * 512 < 1 << 16) == (1 << 40, True)
     with pytest.raises(LabError, match="leads out"):
         furnish.write(root, "way-out/c", b"")
     assert list(outside.iterdir()) == []

@@ -1,0 +1,169 @@
+"""One engine over both lab hosts: real ssh, systemd, journals; each failure is really caused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+INVENTORY = Path(__file__).parents[1] / "data" / "inventories" / "nodes.yaml"
+HOSTS = ("ct200", "b300")
+HISTORY = "/opt/ddtree-ops/services/sglang-two.service/history.jsonl"
+
+
+def environment(lab, **variables: str) -> dict[str, str]:
+    return {**lab.env, "DDTREE_OPS_INVENTORY": str(INVENTORY), "TEST_API_KEY": "not-used", **variables}
+
+
+def run(lab, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", *argv],
+        env=environment(lab, **variables),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def deploy(lab, host: str, **variables: str) -> tuple[int, dict[str, Any], str]:
+    """Named is one node; both have a result."""
+    done = run(lab, "deploy", f"{host}/two", "--json", **variables)
+    assert done.stdout.strip(), done.stderr
+    results = {result["host"].split("/")[0]: result for result in json.loads(done.stdout)}
+    assert set(results) == set(HOSTS)
+    return done.returncode, results, done.stderr
+
+
+def unit(lab, host: str) -> dict[str, str]:
+    done = run(lab, "lab", "ssh", host, "systemctl", "show", "sglang-two.service")
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+def invocations(lab) -> list[str]:
+    return [unit(lab, host)["InvocationID"] for host in HOSTS]
+
+
+@pytest.fixture(scope="module")
+def fresh(lab):
+    for host in HOSTS:
+        lab.reset(host)
+    return lab
+
+
+class TestStory:
+    """In order: each chapter starts where the one before ended."""
+
+    def test_1_naming_one_node_deploys_both_in_step(self, fresh):
+        code, results, log = deploy(fresh, "b300")
+        assert code == 0, log
+        assert [results[host]["outcome"] for host in HOSTS] == ["deployed", "deployed"]
+        order = [
+            line.split() for line in log.splitlines() if " activate: ..." in line or " verify: ok" in line
+        ]
+        assert [words[2] for words in order] == ["verify:", "verify:", "activate:", "activate:"], (
+            "all or none"
+        )
+        checks = {host: {c["name"]: c["verdict"] for c in results[host]["checks"]} for host in HOSTS}
+        assert checks["ct200"]["smoke.completion"] == "pass"
+        assert checks["b300"]["smoke.completion"] == "skipped", "only the head answers requests"
+        assert checks["b300"]["smoke.stable"] == checks["b300"]["signatures"] == "pass"
+        texts = [(fresh.hosts[host].root / HISTORY[1:]).read_text() for host in HOSTS]
+        ids = [{json.loads(line)["id"] for line in text.splitlines()} for text in texts]
+        assert ids[0] == ids[1] and len(ids[0]) == 1, "one activation, the same on both"
+
+    def test_2_again_changes_nothing(self, fresh):
+        before = invocations(fresh)
+        code, results, log = deploy(fresh, "ct200")
+        assert code == 0, log
+        assert [results[host]["outcome"] for host in HOSTS] == ["unchanged", "unchanged"]
+        assert invocations(fresh) == before
+
+    def test_3_a_node_that_is_not_fit_leaves_both_as_they_are(self, fresh):
+        before = invocations(fresh)
+        code, results, _ = deploy(fresh, "ct200", TEST_B300_MODEL="/root/models/nowhere")
+        assert code == 5
+        assert "b300/two (node 1 of 2) failed in preflight" in results["ct200"]["error"]
+        assert "nothing was changed" in results["ct200"]["error"]
+        assert "/root/models/nowhere" in results["b300"]["error"]
+        assert invocations(fresh) == before
+
+    def test_4_a_node_that_cannot_be_reached_leaves_the_other_as_it_is(self, fresh):
+        before = invocations(fresh)
+        code, results, _ = deploy(fresh, "ct200", TEST_B300_PORT="9")
+        assert code == 4
+        assert "b300/two (node 1 of 2) failed in connect" in results["ct200"]["error"]
+        assert "nothing was changed" in results["ct200"]["error"]
+        assert invocations(fresh) == before
+
+    def test_5_a_worker_that_dies_takes_both_back(self, fresh):
+        code, results, log = deploy(fresh, "ct200", TEST_B300_CRASH="0.1")
+        assert code == 7, log
+        for host in HOSTS:
+            assert results[host]["outcome"] == "rolled-back"
+            assert (
+                "first to fail: b300/two (node 1 of 2, TP4 to TP7): ima on 4 ranks" in results[host]["error"]
+            )
+            assert "serves again" in results[host]["error"]
+            assert Path(results[host]["evidence"], "journal.jsonl").stat().st_size > 0
+        assert "ct200/two activate: note another node of the service is started again" in log
+        journal = Path(results["ct200"]["evidence"], "journal.jsonl").read_text()
+        assert "Connection closed by peer" in journal, "what the head had to suffer"
+        assert [unit(fresh, host)["ActiveState"] for host in HOSTS] == ["active", "active"]
+        code, results, log = deploy(fresh, "ct200")
+        assert (code, results["b300"]["outcome"]) == (0, "unchanged"), log
+
+    def test_6_ctrl_c_is_told_for_both(self, fresh):
+        argv = [sys.executable, "-m", "ddtree_ops", "deploy", "ct200/two", "--no-rollback", "--json"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(argv, env=environment(fresh, TEST_LOAD="20"), **pipes) as client:
+            assert client.stderr is not None and client.stdout is not None
+            waiting = 0
+            for line in client.stderr:
+                waiting += " wait: ..." in line
+                if waiting == 2:
+                    break
+            client.send_signal(signal.SIGINT)
+            results = json.loads(client.stdout.read())
+        assert client.returncode == 130
+        assert [result["outcome"] for result in results] == ["interrupted", "interrupted"]
+        assert all("is not validated" in result["error"] for result in results)
+
+    def test_7_going_back_takes_both_to_the_same_activation(self, fresh):
+        code, results, log = deploy(fresh, "ct200", TEST_LOAD="0.2")
+        assert (code, results["b300"]["outcome"]) == (0, "deployed"), log
+        done = run(fresh, "rollback", "b300/two", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        texts = [(fresh.hosts[host].root / HISTORY[1:]).read_text().splitlines() for host in HOSTS]
+        last = [[json.loads(line) for line in lines][-2] for lines in texts]
+        assert [line["reason"] for line in last] == ["rollback", "rollback"]
+        assert last[0]["id"] == last[1]["id"]
+        assert (
+            "LAB_LOAD_SECONDS=0.3"
+            in run(fresh, "lab", "ssh", "b300", "cat", "/etc/systemd/system/sglang-two.service").stdout
+        )
+
+    def test_8_stopping_one_stops_both_the_head_first(self, fresh):
+        code, _, log = deploy(fresh, "ct200")
+        assert code == 0, log
+        done = run(fresh, "stop", "b300/two")
+        assert done.returncode == 0, done.stdout + done.stderr
+        states = [unit(fresh, host) for host in HOSTS]
+        assert all(state["ActiveState"] in ("inactive", "failed") for state in states)
+        ended = [int(state["InactiveEnterTimestampMonotonic"]) for state in states]
+        assert ended[0] < ended[1], "the head drains while the workers are still there"
+        logs = run(fresh, "logs", "ct200/two", "--grep", "Gracefully exiting", "--invocation", "previous")
+        assert (
+            "Remaining number of requests 0"
+            in logs.stdout
+            + run(
+                fresh, "logs", "ct200/two", "--grep", "Gracefully exiting", "--invocation", "current"
+            ).stdout
+        )

@@ -1,0 +1,179 @@
+"""The real sglang-router in front of both lab hosts; every failure is really caused.
+
+The lab's image has no libstdc++, which the router's extension is linked against: this machine's is laid beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree_ops.paths import cache_dir
+
+pytestmark = pytest.mark.lab
+
+INVENTORY = Path(__file__).parents[1] / "data" / "inventories" / "nodes.yaml"
+ROUTER = "sglang-router==0.3.2"
+KEY = "sk-of-the-workers-1"
+LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1")
+
+
+def run(lab, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", *argv],
+        env={**lab.env, "DDTREE_OPS_INVENTORY": str(INVENTORY), "TEST_API_KEY": KEY, **variables},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def deploy(lab, **variables: str) -> tuple[int, dict[str, Any], str]:
+    done = run(lab, "router", "deploy", "--json", **variables)
+    assert done.stdout.strip(), done.stderr
+    assert KEY not in done.stdout + done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def status(lab) -> tuple[int, dict[str, Any]]:
+    done = run(lab, "router", "status", "--json")
+    (view,) = json.loads(done.stdout)["routers"]
+    return done.returncode, view
+
+
+def on_host(lab, *argv: str) -> str:
+    done = run(lab, "lab", "ssh", "ct200", *argv)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wheels() -> Path:
+    """The router and what it needs, downloaded once for this Python (the lab hosts have the same)."""
+    folder = cache_dir() / "wheels" / f"router-cp{sys.version_info.major}{sys.version_info.minor}"
+    if not list(folder.glob("sglang_router-*.whl")):
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            str(folder),
+        ]
+        subprocess.run(
+            [*pip, ROUTER], check=True, timeout=300, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fronted(lab):
+    """Both hosts serve, with a key, and the first has the router's venv."""
+    for host in ("ct200", "b300"):
+        lab.reset(host)
+    venv = lab.hosts["ct200"].root / "opt/router"
+    site = venv / "lib" / (lab.hosts["ct200"].root / "usr/bin/python3").readlink().name / "site-packages"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/python").symlink_to("/usr/bin/python3")
+    (venv / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", "--find-links"]
+    subprocess.run([*pip, str(wheels()), "--target", str(site), ROUTER], check=True, timeout=120)
+    native = venv / "lib/native"
+    native.mkdir()
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    for name in LIBRARIES:
+        found = re.search(rf"^\s*{re.escape(name)} \(.*x86-64.*=> (\S+)$", listed, re.MULTILINE)
+        assert found, f"{name} is not on this machine"
+        shutil.copy(found[1], native / name)
+    done = run(lab, "deploy", "all/one")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return lab
+
+
+class TestStory:
+    """In order: each chapter starts where the one before ended."""
+
+    def test_1_it_is_deployed_and_answers_with_the_key_in_no_command_line(self, fronted):
+        code, result, log = deploy(fronted)
+        assert code == 0, log
+        assert result["outcome"] == "deployed"
+        checks = {check["name"]: check for check in result["checks"]}
+        assert "sglang-router 0.3.2" in checks["router.venv"]["summary"]
+        assert checks["router.smoke"]["verdict"] == "pass"
+        assert checks["router.smoke"]["facts"]["answered_by"][0] in ("ct200/one", "b300/one")
+        code, view = status(fronted)
+        assert code == 0
+        assert (view["healthy"], view["as_wished"], view["last"]["verdict"]) == (True, True, "pass")
+        seen = on_host(fronted, "ps", "-axww", "-o", "args") + on_host(
+            fronted, "systemctl", "cat", "sglang-router"
+        )
+        assert "--worker-urls http://127." in seen
+        assert KEY not in seen
+
+    def test_2_again_changes_nothing(self, fronted):
+        before = on_host(fronted, "systemctl", "show", "--property=InvocationID", "sglang-router")
+        code, result, log = deploy(fronted)
+        assert (code, result["outcome"], result["diff"]) == (0, "unchanged", []), log
+        assert on_host(fronted, "systemctl", "show", "--property=InvocationID", "sglang-router") == before
+
+    def test_3_a_policy_it_does_not_have_is_refused_by_its_own_parser(self, fronted):
+        code, result, _ = deploy(fronted, TEST_ROUTER_POLICY="fastest")
+        assert code == 5
+        assert "argument --policy: invalid choice: 'fastest'" in result["error"]
+        assert "the router keeps running as it did" in result["error"]
+
+    def test_4_a_port_that_is_taken_is_found_before(self, fronted):
+        code, result, _ = deploy(fronted, TEST_ROUTER_PORT="22022")
+        assert code == 5
+        assert "port 22022 is taken by sshd" in result["error"]
+
+    def test_5_one_worker_down(self, fronted):
+        assert run(fronted, "stop", "b300/one").returncode == 0
+        code, result, _ = deploy(fronted)
+        assert code == 5
+        assert "router.worker.b300/one: http://127." in result["error"]
+        assert "nothing listens there" in result["error"]
+        code, view = status(fronted)
+        assert code == 5
+        assert {item["target"]: item["healthy"] for item in view["workers"]} == {
+            "ct200/one": True,
+            "b300/one": False,
+        }
+        assert run(fronted, "start", "b300/one").returncode == 0
+        code, result, log = deploy(fronted)
+        assert (code, result["outcome"]) in ((0, "unchanged"), (0, "deployed")), log
+        assert status(fronted)[0] == 0
+
+    def test_6_what_does_not_come_up_is_taken_back(self, fronted):
+        code, result, log = deploy(fronted, TEST_ROUTER_ENDPOINT="/nowhere", TEST_ROUTER_WINDOW="15s")
+        assert code == 7, log + str(result["error"])
+        assert result["outcome"] == "rolled-back"
+        assert "why: not healthy to the router any more: http://127." in result["error"]
+        code, view = status(fronted)
+        assert (code, view["healthy"], view["as_wished"], view["last"]["reason"]) == (
+            0,
+            True,
+            True,
+            "rollback",
+        )
+
+    def test_7_it_is_stopped_and_said_so(self, fronted):
+        assert run(fronted, "router", "stop").returncode == 0
+        code, view = status(fronted)
+        assert (code, view["running"], view["answers"]) == (5, False, False)
+        acts = (fronted.hosts["ct200"].root / "opt/ddtree-ops/audit.jsonl").read_text()
+        assert any(json.loads(line)["action"] == "router stop" for line in acts.splitlines())
+        done = run(fronted, "router", "logs", "--invocation", "all", "--grep", "Started")
+        assert "Started sglang-router.service" in done.stdout
+        assert "\x1b" not in done.stdout
