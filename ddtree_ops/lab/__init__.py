@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddtree_ops.lab.hosts import (
+    FLEET_MOST,
     HOSTS,
     SSH_PORT,
     HostState,
@@ -10,14 +11,18 @@ from ddtree_ops.lab.hosts import (
     LabHostStatus,
     down,
     environment,
+    fleet_inventory,
+    fleet_names,
     missing,
     reset,
     ssh_argv,
     status,
     up,
+    up_fleet,
 )
 
 __all__ = [
+    "FLEET_MOST",
     "HOSTS",
     "SSH_PORT",
     "HostState",
@@ -25,9 +30,12 @@ __all__ = [
     "LabHostStatus",
     "down",
     "environment",
+    "fleet_inventory",
+    "fleet_names",
     "missing",
     "reset",
     "ssh_argv",
     "status",
     "up",
+    "up_fleet",
 ]

@@ -8,6 +8,7 @@ a lab lies in one folder, so that several labs (a user's, a test run's) live sid
     lab_dir()/known_hosts, ssh_config for ssh -F and for the inventory
     lab_dir()/keys/HOST/              the host's ssh keys: they outlive a reset
     lab_dir()/hosts/HOST/             upper, work, merged (the root), console.log, state.json
+    lab_dir()/fleet.yaml              inventory of a fleet (:func:`up_fleet`)
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from ddtree_ops.errors import LabError, OpsError, UsageError
 from ddtree_ops.lab import image as images
 from ddtree_ops.lab.container import STOP_TIMEOUT_S, Container, Record, call, hierarchies, start_ticks, tail
 from ddtree_ops.lab.furnish import furnish, write
-from ddtree_ops.paths import lab_dir
+from ddtree_ops.paths import lab_dir, shipped
 from ddtree_ops.results import Event, EventKind, Reporter
 
 __all__ = [
+    "FLEET_MOST",
     "HOSTS",
     "SSH_PORT",
     "HostState",
@@ -41,11 +43,14 @@ __all__ = [
     "LabHostStatus",
     "down",
     "environment",
+    "fleet_inventory",
+    "fleet_names",
     "missing",
     "reset",
     "ssh_argv",
     "status",
     "up",
+    "up_fleet",
 ]
 
 _T = TypeVar("_T")
@@ -71,7 +76,21 @@ _SPECS = {
     "b300": _Spec(12, "ops", locale="fr_FR.ISO-8859-15"),
 }
 HOSTS = tuple(_SPECS)
-"""Names of the lab hosts."""
+"""Names of the lab hosts that stand in for machines of their own."""
+
+FLEET_MOST = 99
+"""Most hosts of a fleet: ``gpu01`` at .101 to ``gpu99`` at .199."""
+_FLEET_NAME = re.compile(r"gpu(0[1-9]|[1-9][0-9])")
+_AT_ONCE = 8
+_INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY_EACH = 10
+_INOTIFY_OTHERS = 128
+
+
+def _spec_of(name: str) -> _Spec | None:
+    """What a lab host of this name is like; None where there is none."""
+    match = _FLEET_NAME.fullmatch(name)
+    return _Spec(100 + int(match.group(1)), "root") if match else _SPECS.get(name)
 
 
 @dataclass(frozen=True)
@@ -171,9 +190,43 @@ def up(names: Sequence[str] | None = None, *, progress: Reporter | None = None) 
         )
     tell = _teller(progress)
     with _exclusive(tell):
-        _make_keys()
+        _make_keys(_known(chosen))
         image = images.ensure_image(lambda line: tell("lab", line))
         return _each(chosen, lambda name: _up(name, image, tell))
+
+
+def up_fleet(number: int, *, progress: Reporter | None = None) -> tuple[list[LabHost], Path]:
+    """``number`` hosts alike, ``gpu01`` on, as :func:`up` does it, and the inventory that names them.
+
+    The kernel's limit of inotify instances is raised where it is too low for that many systemds, and said so.
+
+    :param number: 1 to :data:`FLEET_MOST`.
+    :returns: the hosts, and the path of the inventory (rewritten each time: it names just these hosts).
+    :raises LabError: as :func:`up`.
+    """
+    names = fleet_names(number)
+    problems = missing()
+    if not problems:
+        _allow_inotify(number, _teller(progress))
+    hosts = up(names, progress=progress)
+    path = fleet_inventory()
+    write(path.parent, path.name, _inventory_text(names).encode(), 0o600)
+    return hosts, path
+
+
+def fleet_names(number: int) -> list[str]:
+    """Names of the first ``number`` hosts of a fleet.
+
+    :raises UsageError: fewer than one, or more than :data:`FLEET_MOST`.
+    """
+    if not 1 <= number <= FLEET_MOST:
+        raise UsageError(f"a fleet has 1 to {FLEET_MOST} hosts, not {number}")
+    return [f"gpu{index:02d}" for index in range(1, number + 1)]
+
+
+def fleet_inventory() -> Path:
+    """Where :func:`up_fleet` writes its inventory."""
+    return _lab() / "fleet.yaml"
 
 
 def down(names: Sequence[str] | None = None, *, keep: bool = False, progress: Reporter | None = None) -> None:
@@ -182,12 +235,17 @@ def down(names: Sequence[str] | None = None, *, keep: bool = False, progress: Re
     :param keep: keep the hosts' files, so that the next ``up`` finds them as they were.
     :raises LabError: a host did not stop, or is still mounted.
     """
-    chosen = _chosen(names)
+    chosen = _chosen(names or _known())
     tell = _teller(progress)
+
+    def patience(name: str) -> float:
+        # Thirty clean power-offs take half a minute, and nothing of them is kept.
+        return 0.0 if _FLEET_NAME.fullmatch(name) and not keep else STOP_TIMEOUT_S
+
     if not _lab().is_dir():
         return
     with _exclusive(tell):
-        _each(chosen, lambda name: _down(name, keep=keep, tell=tell))
+        _each(chosen, lambda name: _down(name, keep=keep, tell=tell, patience=patience(name)))
 
 
 def reset(name: str, *, progress: Reporter | None = None) -> LabHost:
@@ -200,9 +258,9 @@ def reset(name: str, *, progress: Reporter | None = None) -> LabHost:
 
 
 def status() -> list[LabHostStatus]:
-    """State of every lab host, asked now."""
-    with ThreadPoolExecutor(len(HOSTS)) as pool:
-        return list(pool.map(_status, HOSTS))
+    """State of every lab host, asked now; those of a fleet that was started too."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(_status, _known()))
 
 
 def ssh_argv(name: str, command: Sequence[str] = ()) -> list[str]:
@@ -239,9 +297,63 @@ def _install(problems: Sequence[str]) -> str:
 def _chosen(names: Sequence[str] | None) -> list[str]:
     chosen = list(dict.fromkeys(names)) if names else list(HOSTS)
     for name in chosen:
-        if name not in _SPECS:
-            raise UsageError(f"there is no lab host {name!r}", hint=f"lab hosts: {', '.join(HOSTS)}")
+        if _spec_of(name) is None:
+            raise UsageError(
+                f"there is no lab host {name!r}",
+                hint=f"lab hosts: {', '.join(HOSTS)}, and gpu01 to gpu{FLEET_MOST} of a fleet",
+            )
     return chosen
+
+
+def _known(more: Sequence[str] = ()) -> list[str]:
+    """The two hosts, and the fleet's that were ever started (their keys are kept) or are named."""
+    kept = _lab() / "keys"
+    found = {path.name for path in kept.iterdir()} if kept.is_dir() else set()
+    return [*HOSTS, *sorted(name for name in {*found, *more} if _FLEET_NAME.fullmatch(name))]
+
+
+def _spec(name: str) -> _Spec:
+    spec = _spec_of(name)
+    assert spec is not None, name
+    return spec
+
+
+def _allow_inotify(number: int, tell: Teller) -> None:
+    """Each systemd holds six inotify instances, and all hosts' roots count as one user, whom the kernel gives 128."""
+    try:
+        limit = int(_INOTIFY.read_text())
+        wanted = _INOTIFY_OTHERS + _INOTIFY_EACH * number
+        if limit < wanted:
+            _INOTIFY.write_text(str(wanted))
+            tell("lab", f"fs.inotify.max_user_instances raised from {limit} to {wanted}, until the next boot")
+    except OSError as error:
+        raise LabError(
+            f"fs.inotify.max_user_instances is too low for {number} hosts and cannot be raised: {error}",
+            phase="lab",
+            hint=f"sysctl -w fs.inotify.max_user_instances={_INOTIFY_OTHERS + _INOTIFY_EACH * number}",
+        ) from error
+
+
+def _inventory_text(names: Sequence[str]) -> str:
+    """The shipped lab inventory with these hosts in the place of its own."""
+    shared = (shipped("inventories") / "lab.yaml").read_text().partition("\nhosts:\n")[0]
+    shared = "".join(line for line in shared.splitlines(keepends=True) if not line.startswith("#"))
+    shared = re.sub(r"\$\{DDTREE_OPS_LAB_DIR:-[^}]*\}", lambda _: str(_lab()), shared)
+    hosts = "".join(
+        f"  {name}:\n"
+        f"    address: {_address(name)}\n"
+        f"    ssh: {{user: {_spec(name).user}}}\n"
+        f"    services: {{k26-ddtree: {{bind: {_address(name)}}}}}\n"
+        for name in names
+    )
+    racks = [names[: (len(names) + 1) // 2], names[(len(names) + 1) // 2 :]]
+    groups = "".join(
+        f"  rack-{letter}: [{', '.join(rack)}]\n" for letter, rack in zip("ab", racks, strict=True) if rack
+    )
+    return (
+        f"# A fleet of {len(names)} lab hosts, written by `ddtree-ops lab up --hosts {len(names)}`, which writes it anew.\n"
+        f"{shared}\nhosts:\n{hosts}\ngroups:\n{groups}"
+    )
 
 
 def _net() -> str:
@@ -255,7 +367,7 @@ def _net() -> str:
 
 
 def _address(name: str) -> str:
-    return f"{_net()}.{_SPECS[name].number}"
+    return f"{_net()}.{_spec(name).number}"
 
 
 def _lab() -> Path:
@@ -279,7 +391,7 @@ def _exclusive(tell: Teller) -> Iterator[None]:
 
 def _each(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
     """Run on all hosts at once; every host runs to its end, then the first error is raised with all of them."""
-    with ThreadPoolExecutor(len(names)) as pool:
+    with ThreadPoolExecutor(min(len(names), _AT_ONCE)) as pool:
         futures = [pool.submit(work, name) for name in names]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if not errors:
@@ -290,18 +402,22 @@ def _each(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
     raise first
 
 
-def _make_keys() -> None:
+def _make_keys(names: Sequence[str]) -> None:
     """The client's key, the hosts' keys, known_hosts and ssh_config; existing keys are kept."""
     root = _lab()
     identity = root / "id_ed25519"
     _make_key(identity, "ed25519", "ddtree-ops lab")
+    places = {
+        (name, kind): root / "keys" / name / f"ssh_host_{kind}_key" for name in names for kind in _KEY_KINDS
+    }
+    for name in names:
+        (root / "keys" / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(lambda one: _make_key(places[one], one[1], one[0]), places))
     known, config = [], []
-    for name, spec in _SPECS.items():
-        keys = root / "keys" / name
-        keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for kind in ("ed25519", "ecdsa"):
-            key = keys / f"ssh_host_{kind}_key"
-            _make_key(key, kind, name)
+    for name in names:
+        for kind in _KEY_KINDS:
+            key = places[name, kind]
             known.append(
                 f"[{_address(name)}]:{SSH_PORT} {' '.join(key.with_suffix('.pub').read_text().split()[:2])}\n"
             )
@@ -309,7 +425,7 @@ def _make_keys() -> None:
             f"Host {name}\n"
             f"    HostName {_address(name)}\n"
             f"    Port {SSH_PORT}\n"
-            f"    User {spec.user}\n"
+            f"    User {_spec(name).user}\n"
             f'    IdentityFile "{identity}"\n'
             "    IdentitiesOnly yes\n"
             "    IdentityAgent none\n"
@@ -320,6 +436,9 @@ def _make_keys() -> None:
         )
     write(root, "known_hosts", "".join(known).encode(), 0o600)
     write(root, "ssh_config", "\n".join(config).encode(), 0o600)
+
+
+_KEY_KINDS = ("ed25519", "ecdsa")
 
 
 def _make_key(path: Path, kind: str, comment: str) -> None:
@@ -364,7 +483,7 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
         name=name,
         address=record.address,
         port=SSH_PORT,
-        user=_SPECS[name].user,
+        user=_spec(name).user,
         identity_file=_lab() / "id_ed25519",
         known_hosts=_lab() / "known_hosts",
         root=container.root,
@@ -402,7 +521,7 @@ def _status(name: str) -> LabHostStatus:
         name=name,
         address=record.address if record else _address(name),
         port=SSH_PORT,
-        user=_SPECS[name].user,
+        user=_spec(name).user,
         state=state,
         pid=record.pid if record else None,
         since=record.since if record else None,
@@ -428,11 +547,11 @@ def _refuse_taken_address(name: str) -> None:
 
 def _furnish(name: str) -> None:
     """Everything that makes the image this host. Safe while it runs."""
-    spec = _SPECS[name]
+    spec = _spec(name)
     root = _container(name).root
     keys = _lab() / "keys" / name
     public = (_lab() / "id_ed25519.pub").read_bytes()
-    hosts = "".join(f"{_address(other)} {other}\n" for other in HOSTS)
+    hosts = "".join(f"{_address(other)} {other}\n" for other in _known())
     write(root, "etc/hostname", f"{name}\n".encode())
     write(root, "etc/hosts", f"127.0.0.1 localhost\n{hosts}".encode())
     write(

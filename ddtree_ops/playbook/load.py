@@ -4,7 +4,7 @@ File shape (``schema: 1``)::
 
     name: deploy
     description: ...
-    steps: [preflight, build, push, verify, activate, wait, {smoke: {prompt: quicksort}}, signatures]
+    steps: [lint, preflight, build, push, verify, activate, wait, {smoke: {prompt: quicksort}}, signatures]
     on_failure: [capture, diagnose, rollback]
 """
 

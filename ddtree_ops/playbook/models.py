@@ -19,6 +19,8 @@ __all__ = [
     "FAILURE_ONLY",
     "FAILURE_STEPS",
     "STEPS",
+    "GoBack",
+    "Halt",
     "Plain",
     "Playbook",
     "Smoke",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 PlainKind = Literal[
+    "lint",
     "preflight",
     "build",
     "push",
@@ -35,8 +38,6 @@ PlainKind = Literal[
     "activate",
     "signatures",
     "start",
-    "stop",
-    "restart",
     "capture",
     "diagnose",
     "rollback",
@@ -83,19 +84,39 @@ class Smoke(_Step):
     min_accept_length: float | None = Field(default=None, ge=1.0)
 
 
-Step = Plain | Wait | Smoke
+class Halt(_Step):
+    """Stop the unit as it is, or restart it."""
+
+    kind: Literal["stop", "restart"]
+    drain_timeout: Duration | None = Field(
+        default=None, description="longest wait for requests under way, then SIGKILL; 0s: at once"
+    )
+
+
+class GoBack(_Step):
+    """Switch to an activation that is recorded on the host."""
+
+    kind: Literal["go_back"] = "go_back"
+    to: str | None = Field(
+        default=None, min_length=4, description="release, activation or time; the newest that passed"
+    )
+
+
+Step = Plain | Wait | Smoke | Halt | GoBack
 """Any step; ``kind`` names it, ``arguments`` holds its settings."""
 _AnyStep = Annotated[Step, Field(discriminator="kind")]
 
-STEPS: Mapping[str, type[Plain] | type[Wait] | type[Smoke]] = {
+STEPS: Mapping[str, type[Plain] | type[Wait] | type[Smoke] | type[Halt] | type[GoBack]] = {
+    "lint": Plain,
     "preflight": Plain,
     "build": Plain,
     "push": Plain,
     "verify": Plain,
     "activate": Plain,
     "start": Plain,
-    "stop": Plain,
-    "restart": Plain,
+    "stop": Halt,
+    "restart": Halt,
+    "go_back": GoBack,
     "wait": Wait,
     "smoke": Smoke,
     "signatures": Plain,
@@ -115,7 +136,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "verify": ("push",),
     "activate": ("preflight", "push"),
 }
-_ONCE = ("preflight", "build", "push", "verify", "activate")
+_ONCE = ("lint", "preflight", "build", "push", "verify", "activate", "go_back")
 
 
 class Playbook(BaseModel):
@@ -194,7 +215,7 @@ def order_problems(steps: list[str], on_failure: list[str]) -> list[tuple[KeyPat
                     f"{kind} cannot be done after a failure (allowed: {', '.join(FAILURE_STEPS)})",
                 )
             )
-        elif kind == "rollback" and "activate" not in steps:
+        elif kind == "rollback" and not {"activate", "go_back"} & set(steps):
             found.append(
                 (("on_failure", index), "rollback needs activate among the steps: nothing else is undone")
             )

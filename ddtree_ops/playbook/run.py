@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.deploy.deployment import Deployment, Outcome, Result
-from ddtree_ops.errors import ExitCode, Interrupted, OpsError, RolledBack
+from ddtree_ops.deploy.guard import Safety
+from ddtree_ops.deploy.nodes import Member, in_turn, join_plans, locksteps, name_the_first
+from ddtree_ops.deploy.saved import Expectation
+from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
+from ddtree_ops.errors import ExitCode, Inconclusive, Interrupted, OpsError, RolledBack, UnreachableError
 from ddtree_ops.inventory.models import Target
-from ddtree_ops.playbook.models import Playbook, Smoke, Step
+from ddtree_ops.playbook.models import Playbook, Smoke, Step, Wait
+from ddtree_ops.playbook.rollout import Batch, Rollout, batches, reason_to_stop, units_of
 from ddtree_ops.remote.session import Session
-from ddtree_ops.results import Event, EventKind, Reporter
+from ddtree_ops.results import RUN_END, Event, EventKind, Reporter
 from ddtree_ops.runtime import Bundle, known_bundle
 from ddtree_ops.secret import redact
 from ddtree_ops.service.unit import render_unit
 
-__all__ = ["Connector", "exit_code", "run_playbook", "worst_code"]
+__all__ = ["Connector", "exit_code", "internal_error", "needed_secrets", "run_playbook", "worst_code"]
 
 Connector = Callable[[Target], Session]
 """Opens the session of a target's host; raises UnreachableError."""
 
-_PARALLEL = 16
 _SIGNALS_EVERY_S = 0.2
-_TOUCHING = ("activate", "start", "stop", "restart")
+_TOUCHING = ("activate", "start", "stop", "restart", "go_back")
 _WORST_FIRST = (
     ExitCode.INTERRUPTED,
     ExitCode.ERROR,
@@ -41,56 +47,217 @@ _WORST_FIRST = (
 
 
 def run_playbook(
-    playbook: Playbook, targets: Sequence[Target], *, connect: Connector, report: Reporter
+    playbook: Playbook,
+    targets: Sequence[Target],
+    *,
+    connect: Connector,
+    report: Reporter,
+    expected: Mapping[str, Expectation] | None = None,
+    rollout: Rollout | None = None,
+    reconnect: Connector | None = None,
+    safety: Safety | None = None,
 ) -> list[Result]:
-    """One result a target, in the order of ``targets``. A failing host does not stop the others.
+    """One result a target, in the order of ``targets``.
 
-    One session a host: services of the same host take turns. Ctrl-C (and SIGTERM, SIGHUP where the caller turns them
-    into KeyboardInterrupt) closes the sessions; the results say what state each host was left in.
+    Hosts run at once as far as ``rollout`` says, each by itself: what fails on one, a defect of ours included, is
+    that host's result alone. Only ``rollout`` keeps further hosts from being started; their outcome is ``skipped``,
+    with the reason as an error. One session a host: services of the same host take turns. Ctrl-C (and SIGTERM, SIGHUP
+    where the caller turns them into KeyboardInterrupt) closes the sessions; the results say what state each host was left in.
 
+    :param expected: saved plans by name of the target; a target whose plan comes out otherwise is left alone.
+    :param reconnect: opens a further connection to a target's host, for confirming; left out: ``connect``.
+    :param safety: how failures are guarded against.
     :raises ConfigError: a unit that cannot be written, before any host is changed.
     """
     for target in targets:
         render_unit(target)
+    resolve_secrets(targets, only=needed_secrets(playbook))
     bundles = _known_bundles(playbook, targets)
-    hosts: dict[str, list[Target]] = {}
-    for target in targets:
-        hosts.setdefault(target.host.name, []).append(target)
-    sessions: list[Session] = []
-    guard = threading.Lock()
-    interrupted = threading.Event()
+    run = _Run(playbook, connect, report, bundles, expected or {}, reconnect or connect, safety or Safety())
+    for target in in_turn(targets):
+        run.groups.setdefault(target.host.name, []).append(target)
+    run.members = locksteps(targets, run.interrupted)
+    if len(run.groups) == 1:
+        return run.one_host(targets[0].host.name)
+    ended = _over_hosts(run, targets, rollout or Rollout())
+    found = {
+        (host, target.service.name): result
+        for host, results in ended.items()
+        for target, result in zip(run.groups[host], results, strict=True)
+    }
+    return [found[target.host.name, target.service.name] for target in targets]
 
-    def one_host(group: list[Target]) -> list[Result]:
+
+@dataclass
+class _Run:
+    """What all hosts of a run share."""
+
+    playbook: Playbook
+    connect: Connector
+    report: Reporter
+    bundles: Mapping[str, Bundle | None]
+    expected: Mapping[str, Expectation]
+    reconnect: Connector
+    safety: Safety
+    groups: dict[str, list[Target]] = field(default_factory=dict)
+    members: Mapping[tuple[str, str], Member] = field(default_factory=dict)
+    interrupted: threading.Event = field(default_factory=threading.Event)
+    _sessions: list[Session] = field(default_factory=list)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def one_host(self, host: str) -> list[Result]:
+        """Results of a host's services, one after the other in one session; whatever happens is this host's alone."""
+        group = self.groups[host]
+        results: list[Result] = []
         try:
-            session = connect(group[0])
+            session = self.connect(group[0])
         except OpsError as error:
-            return [_unreachable(target, error, report) for target in group]
-        with session:
-            with guard:
-                sessions.append(session)
-                if interrupted.is_set():
-                    session.close()
-            return [
-                _run_one(playbook, target, session, report, interrupted, bundles[repr(target.runtime)])
-                for target in group
-            ]
-
-    if len(hosts) == 1:
-        return one_host(list(targets))
-    with ThreadPoolExecutor(max_workers=min(len(hosts), _PARALLEL), thread_name_prefix="host") as pool:
-        futures = {name: pool.submit(one_host, group) for name, group in hosts.items()}
-        pending = set(futures.values())
+            self._leave(group, error)
+            return [_unreachable(target, error, self.report) for target in group]
+        except Exception as error:
+            self._leave(group, internal_error(error, host=host, phase="connect"))
+            return [self._defect(target, error, "connect", "nothing was changed") for target in group]
         try:
-            # In short waits: a signal that another thread received reaches this one only between them.
-            while pending:
-                _, pending = wait(pending, timeout=_SIGNALS_EVERY_S)
+            with session:
+                with self._guard:
+                    self._sessions.append(session)
+                    if self.interrupted.is_set():
+                        session.close()
+                for target in group:
+                    results.append(
+                        _run_one(
+                            self.playbook, self._deployment(target, session), self.report, self.interrupted
+                        )
+                    )
+        except Exception as error:
+            state = "what was done on the host is not known: look at it"
+            results += [self._defect(target, error, "run", state) for target in group[len(results) :]]
+        finally:
+            self._leave(group, OpsError(f"{host} went no further", host=host))
+        return results
+
+    def _leave(self, group: Sequence[Target], error: OpsError) -> None:
+        """Other nodes of its services do not wait for this host any more."""
+        for target in group:
+            member = self.members.get((target.host.name, target.service.name))
+            if member is not None:
+                member.leave(error)
+
+    def _deployment(self, target: Target, session: Session) -> Deployment:
+        steps = self.playbook.steps
+        timeouts = [step.load_timeout for step in steps if isinstance(step, Wait) and step.load_timeout]
+        deployment = Deployment(
+            target,
+            session,
+            self.report,
+            bundle=self.bundles[repr(target.runtime)],
+            expected=self.expected.get(target.name),
+            safety=self.safety,
+            reconnect=lambda: self.reconnect(target),
+            undoes=any(step.kind == "rollback" for step in self.playbook.on_failure),
+            load_timeout=max(timeouts, default=None),
+        )
+        deployment.member = self.members.get((target.host.name, target.service.name))
+        return deployment
+
+    def skip(self, host: str, reason: str) -> list[Result]:
+        """Results of a host that is not started."""
+        kind = Interrupted if self.interrupted.is_set() else Inconclusive
+        results = []
+        for target in self.groups[host]:
+            error = kind(
+                f"not started: {reason}",
+                host=target.name,
+                state="nothing was changed",
+                hint="mend that, then run the same command again: what is done already changes nothing"
+                if self.playbook.name == "deploy"
+                else "mend that, then run the same command again",
+            )
+            results.append(Result(target.name, target.service.name, Outcome.SKIPPED, error=error))
+        return results
+
+    def interrupt(self) -> None:
+        """Close all sessions; what runs on them ends."""
+        with self._guard:
+            self.interrupted.set()
+            sessions = list(self._sessions)
+        if sessions:
+            with ThreadPoolExecutor(max_workers=len(sessions)) as pool:
+                wait([pool.submit(session.close) for session in sessions])
+
+    def _defect(self, target: Target, error: Exception, phase: str, state: str) -> Result:
+        found = internal_error(error, host=target.name, phase=phase, state=state)
+        self.report(Event(EventKind.FAIL, target.name, phase, found.message, elapsed_s=0.0))
+        return Result(target.name, target.service.name, Outcome.FAILED, error=found)
+
+
+def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[str, list[Result]]:
+    """Results by host, in the batches of the rollout."""
+    plan = batches(units_of(targets), rollout)
+    largest = max(len(unit) for batch in plan for unit in batch)
+    workers = min(len(run.groups), max(rollout.parallel, largest))
+    results: dict[str, list[Result]] = {}
+    pending: dict[Future[list[Result]], str] = {}
+    reason = ""
+
+    def gather(timeout: float | None) -> None:
+        done, _ = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
+        for future in done:
+            found = future.result()
+            results[pending.pop(future)] = found
+            for result in found:
+                _tell_end(run.report, result)
+
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="host") as pool:
+        try:
+            for number, batch in enumerate(plan, 1):
+                waiting = deque(batch)
+                if len(plan) > 1 and not reason:
+                    _announce(run.report, number, plan)
+                while pending or (waiting and not reason):
+                    while waiting and not reason and len(pending) + len(waiting[0]) <= workers:
+                        for host in waiting.popleft():
+                            pending[pool.submit(run.one_host, host)] = host
+                    # In short waits: a signal that another thread received reaches this one only between them.
+                    gather(_SIGNALS_EVERY_S)
+                    passed = {host: not any(one.error for one in found) for host, found in results.items()}
+                    reason = reason_to_stop(plan, rollout, passed)
         except KeyboardInterrupt:
-            with guard:
-                interrupted.set()
-                for session in sessions:
-                    session.close()
-        found = {name: iter(future.result()) for name, future in futures.items()}
-    return [next(found[target.host.name]) for target in targets]
+            reason = "the run was interrupted"
+            run.interrupt()
+        while pending:
+            gather(None)
+    left = [host for host in run.groups if host not in results]
+    if left:
+        message = f"stopped: {reason}; not started: {_some(left)}"
+        run.report(Event(EventKind.NOTE, "", "rollout", message))
+    return results | {host: run.skip(host, reason) for host in left}
+
+
+def _tell_end(report: Reporter, result: Result) -> None:
+    kind = EventKind.DONE if result.error is None else EventKind.FAIL
+    elapsed = sum(result.seconds.values())
+    report(Event(kind, result.host, RUN_END, result.outcome.value, elapsed_s=elapsed))
+
+
+def _announce(report: Reporter, number: int, plan: Sequence[Batch]) -> None:
+    hosts = [host for unit in plan[number - 1] for host in unit]
+    report(Event(EventKind.NOTE, "", "rollout", f"batch {number} of {len(plan)}: {_some(hosts)}"))
+
+
+def _some(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts) if len(hosts) < 5 else f"{hosts[0]} to {hosts[-1]}, {len(hosts)} hosts"
+
+
+def needed_secrets(playbook: Playbook) -> Sequence[str] | None:
+    """Names of the secrets that a run of the playbook takes from their sources; None: all.
+
+    Going back takes what the host has: the way back must not hang on a password store.
+    """
+    kinds = {step.kind for step in playbook.steps}
+    if "build" in kinds:
+        return None
+    return API_KEY if kinds & {"wait", "smoke"} and "go_back" not in kinds else ()
 
 
 def exit_code(results: Sequence[Result]) -> ExitCode:
@@ -107,6 +274,19 @@ def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
     return next((code for code in _WORST_FIRST if code in found), ExitCode.ERROR)
 
 
+def internal_error(error: Exception, *, host: str, phase: str = "", state: str = "") -> OpsError:
+    """An exception that should not have come up as an error of one host, with the end of its traceback."""
+    where = traceback.format_exception(error)
+    return OpsError(
+        redact(f"internal error: {type(error).__name__}: {error}"),
+        host=host,
+        phase=phase,
+        state=state,
+        hint="this is a defect of ddtree-ops: please report it with these lines",
+        details=tuple(redact("".join(where)).splitlines()[-12:]),
+    )
+
+
 def _unreachable(target: Target, error: OpsError, report: Reporter) -> Result:
     error.at(host=target.host.name, phase="connect", state="nothing was changed")
     report(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
@@ -121,22 +301,19 @@ def _known_bundles(playbook: Playbook, targets: Iterable[Target]) -> dict[str, B
 
 
 def _run_one(
-    playbook: Playbook,
-    target: Target,
-    session: Session,
-    report: Reporter,
-    interrupted: threading.Event,
-    bundle: Bundle | None,
+    playbook: Playbook, deployment: Deployment, report: Reporter, interrupted: threading.Event
 ) -> Result:
-    deployment = Deployment(target, session, report, bundle=bundle)
+    target = deployment.target
     try:
         failure = _run_steps(deployment, playbook, interrupted)
+        if any(step.kind == "push" for step in playbook.steps) and not isinstance(failure, UnreachableError):
+            deployment.prune()
     except KeyboardInterrupt:
         failure = _interruption(deployment)
     if interrupted.is_set():
         failure = _interruption(deployment)
     if isinstance(failure, Interrupted):
-        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.state_left, elapsed_s=0.0))
+        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.left, elapsed_s=0.0))
     return Result(
         target.name,
         target.service.name,
@@ -147,6 +324,7 @@ def _run_one(
         evidence=deployment.evidence,
         error=failure,
         seconds=deployment.seconds,
+        confirm_until=deployment.confirm_until,
     )
 
 
@@ -155,8 +333,9 @@ def _interruption(deployment: Deployment) -> Interrupted:
     return Interrupted(
         f"interrupted during {deployment.step or 'the start'}",
         host=deployment.target.name,
-        state=deployment.state_left,
-        hint=f"ddtree-ops deploy {host}   (goes on from there: what is not validated is validated)"
+        state=deployment.left,
+        hint=deployment.next_step
+        or f"ddtree-ops deploy {host}   (goes on from there: what is not validated is validated)"
         if deployment.changed
         else f"ddtree-ops deploy {host}",
     )
@@ -164,10 +343,8 @@ def _interruption(deployment: Deployment) -> Interrupted:
 
 def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threading.Event) -> OpsError | None:
     try:
-        for number, step in enumerate(playbook.steps):
-            if step.kind in _TOUCHING and not deployment.settled:
-                _check_ahead(deployment, playbook.steps[number:])
-            _perform(deployment, step)
+        for number in range(len(playbook.steps)):
+            _step(deployment, playbook.steps[number:])
     except OpsError as error:
         return error if interrupted.is_set() else _after_failure(deployment, playbook, error)
     try:
@@ -175,6 +352,30 @@ def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threadin
     except OpsError as error:
         return error
     return None
+
+
+def _step(deployment: Deployment, steps: Sequence[Step]) -> None:
+    """Do the first of ``steps``; a node of a service over several hosts does it together with the others."""
+    step, member = steps[0], deployment.member
+    failure: OpsError | None = None
+    try:
+        if member is not None and step.kind == "activate":
+            join_plans(deployment, member)
+        if step.kind in _TOUCHING and not deployment.settled:
+            _check_ahead(deployment, steps)
+        _perform(deployment, step)
+    except OpsError as error:
+        if member is None:
+            raise
+        failure = error
+    if member is None:
+        return
+    ended = member.end_step(step.kind, failure)
+    if ended is None:
+        return
+    if failure is None:
+        deployment.say(step.kind, ended.message)
+    raise ended.at(host=deployment.target.name, phase=step.kind, state=deployment.left)
 
 
 def _check_ahead(deployment: Deployment, steps: Sequence[Step]) -> None:
@@ -197,7 +398,11 @@ def _check_ahead(deployment: Deployment, steps: Sequence[Step]) -> None:
 def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) -> OpsError:
     """Run the failure steps. Each is tried even when an earlier one failed; its own failure is added as a detail."""
     final = error
+    member = deployment.member
+    if member is not None:
+        deployment.worth_explaining = any(member.share_left("explain", deployment.worth_explaining))
     for step in playbook.on_failure if deployment.worth_explaining else ():
+        failed: OpsError | None = None
         try:
             _perform(deployment, step)
         except RolledBack as rolled_back:
@@ -205,9 +410,14 @@ def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) 
             rolled_back.hint = rolled_back.hint or error.hint
             final = rolled_back
         except OpsError as another:
+            failed = another
             final.details = (*final.details, f"{step.kind} failed too: {another.message}")
+        if member is not None:
+            member.end_step(step.kind, failed)
+    if member is not None and deployment.worth_explaining:
+        name_the_first(member, final, deployment)
     if deployment.changed:
-        final.state = deployment.state_left
+        final.state = deployment.left
     return final
 
 
@@ -219,14 +429,8 @@ def _perform(deployment: Deployment, step: Step) -> None:
     except OpsError:
         raise
     except Exception as error:
-        where = traceback.format_exception(error)
-        raise OpsError(
-            redact(f"internal error: {type(error).__name__}: {error}"),
-            host=deployment.target.name,
-            phase=step.kind,
-            state=deployment.state_left,
-            hint="this is a defect of ddtree-ops: please report it with these lines",
-            details=tuple(redact("".join(where)).splitlines()[-12:]),
+        raise internal_error(
+            error, host=deployment.target.name, phase=step.kind, state=deployment.state_left
         ) from error
 
 
@@ -238,6 +442,8 @@ def _outcome(deployment: Deployment, error: OpsError | None) -> Outcome:
     if error is not None:
         return Outcome.FAILED
     if deployment.activation is not None and deployment.activation.reason != "validate":
-        return Outcome.DEPLOYED
+        return Outcome.ROLLED_BACK if deployment.activation.reason == "rollback" else Outcome.DEPLOYED
+    if deployment.operated and not deployment.checks:
+        return Outcome.DONE
     unchanged = deployment.plan is not None and deployment.plan.empty
     return Outcome.UNCHANGED if unchanged else Outcome.PASSED

@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ddtree_ops.report.progress import duration
+from ddtree_ops.report.progress import MANY, Fleet, duration
 from ddtree_ops.results import Event, EventKind
 
 __all__ = ["LiveProgress"]
@@ -23,10 +23,18 @@ _MARKS = {EventKind.DONE: ("✓", "green"), EventKind.FAIL: ("✗", "bold red"),
 
 
 class LiveProgress:
-    """Finished phases scroll by; what is under way stays at the bottom with a bar or a spinner."""
+    """Finished phases scroll by; what is under way stays at the bottom with a bar or a spinner.
 
-    def __init__(self, console: Console) -> None:
+    With many hosts only failures, notes and each host's end scroll by; at the bottom every host under way has one
+    line, no more of them than the terminal holds, under a count of all.
+
+    :param hosts: how many there are.
+    """
+
+    def __init__(self, console: Console, *, hosts: int = 1) -> None:
         self._console = console
+        self._fleet = Fleet(hosts) if hosts > MANY else None
+        self._spinner = Spinner("dots")
         self._lock = threading.Lock()
         self._running: dict[tuple[str, str], tuple[Event, float, Spinner]] = {}
         self._finished: set[tuple[str, str]] = set()
@@ -34,6 +42,12 @@ class LiveProgress:
 
     def __call__(self, event: Event) -> None:
         """Update the display."""
+        if self._fleet is not None:
+            with self._lock:
+                telling = self._fleet.see(event, time.monotonic())
+            if telling:
+                self._console.print(_finished_line(event))
+            return
         key = (event.host, event.phase)
         with self._lock:
             if event.kind is EventKind.PROGRESS and key in self._finished:
@@ -49,9 +63,20 @@ class LiveProgress:
         self._console.print(_finished_line(event))
 
     def _render(self) -> RenderableType:
+        if self._fleet is not None:
+            return self._render_fleet(self._fleet)
         with self._lock:
             running = list(self._running.values())
         return Group(*(_running_line(event, since, spinner) for event, since, spinner in running))
+
+    def _render_fleet(self, fleet: Fleet) -> RenderableType:
+        with self._lock:
+            rows = sorted(fleet.running.values(), key=lambda row: row[1])
+            summary = fleet.summary()
+        room = max(self._console.height - 4, 3)
+        lines = [_running_line(event, since, self._spinner) for event, since in rows[:room]]
+        more = [Text(f"  and {len(rows) - room} more", "dim")] if len(rows) > room else []
+        return Group(*lines, *more, Text(summary, "bold"))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -62,6 +87,7 @@ class LiveProgress:
     ) -> None:
         with self._lock:
             self._running.clear()
+            self._fleet = None
         self._live.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,24 @@ from ddtree_ops.results import CheckResult, Verdict
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
 
-__all__ = ["print_answer", "print_checks", "print_diagnosis", "print_plan", "print_results"]
+__all__ = [
+    "indented",
+    "print_answer",
+    "print_checks",
+    "print_diagnosis",
+    "print_plan",
+    "print_results",
+    "say",
+]
 
 _STYLE = {
     Outcome.UNCHANGED: "green",
     Outcome.DEPLOYED: "green",
     Outcome.PASSED: "green",
+    Outcome.DONE: "green",
     Outcome.ROLLED_BACK: "yellow",
     Outcome.INTERRUPTED: "yellow",
+    Outcome.SKIPPED: "yellow",
     Outcome.FAILED: "bold red",
 }
 _SEVERITY = {"fatal": "bold red", "degraded": "bold yellow"}
@@ -43,8 +54,10 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
             if result.diagnosis.diagnoses:
                 print_diagnosis(console, result.diagnosis, host=result.host)
             else:
-                _say(console, Text(f"{result.host}: no known cause stands in {result.diagnosis.searched}"))
+                say(console, Text(f"{result.host}: no known cause stands in {result.diagnosis.searched}"))
     for result in results:
+        if result.outcome is Outcome.SKIPPED:
+            continue
         line = Text.assemble(
             (f"{result.host} ", "bold cyan"),
             (result.outcome.value, _STYLE[result.outcome]),
@@ -53,11 +66,35 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
         if result.plan is not None and result.error is None:
             line.append(f": {result.plan.wish.runtime} {result.plan.wish.release[:12]}")
             line.append(", nothing to change" if result.plan.empty else "")
-        _say(console, line)
+        if result.confirm_until:
+            line.append(f", not confirmed: ddtree-ops confirm {result.host} until {result.confirm_until}")
+        say(console, line)
         if result.error is not None:
-            _indented(console, result.error.render(), 2)
+            indented(console, result.error.render(), 2)
         if result.evidence is not None:
-            _indented(console, f"evidence: {result.evidence}", 2, "dim")
+            indented(console, f"evidence: {result.evidence}", 2, "dim")
+    _print_skipped(console, results)
+    if len(results) > 2:
+        counts = Counter(result.outcome.value for result in results)
+        parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        say(console, Text(f"{len(results)} in all: {parts}", "bold"))
+
+
+def _print_skipped(console: Console, results: Sequence[Result]) -> None:
+    """Those that were not started, once for each reason: there may be many."""
+    by_reason: dict[str, list[Result]] = {}
+    for result in results:
+        if result.outcome is Outcome.SKIPPED and result.error is not None:
+            by_reason.setdefault(result.error.message, []).append(result)
+    for reason, skipped in by_reason.items():
+        names = ", ".join(result.host for result in skipped)
+        say(
+            console,
+            Text.assemble((f"{names} ", "bold cyan"), ("skipped", _STYLE[Outcome.SKIPPED]), f": {reason}"),
+        )
+        error = skipped[0].error
+        if error is not None:
+            indented(console, f"state: {error.state}\nnext:  {error.hint}", 2)
 
 
 def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
@@ -68,63 +105,103 @@ def print_checks(console: Console, results: Sequence[CheckResult]) -> None:
         line = Text.assemble(
             (f"{mark} ", style), (f"{result.host:<8} ", "cyan"), (f"{result.name:<{width}}  ", "bold")
         )
-        _say(console, line.append(result.summary))
+        say(console, line.append(result.summary))
         if result.verdict is not Verdict.PASS and result.hint:
-            _indented(console, f"next: {result.hint}", 4)
+            indented(console, f"next: {result.hint}", 4)
 
 
 def print_answer(console: Console, host: str, text: str, *, lines: int = 4) -> None:
     """The beginning of what the model said, for eyes to judge what no check can."""
     shown = text.strip().splitlines()
-    _say(console, Text.assemble((f"{host} ", "cyan"), "answered:"))
+    say(console, Text.assemble((f"{host} ", "cyan"), "answered:"))
     for line in shown[:lines]:
-        _say(console, Text(line, "dim"), indent=4)
+        say(console, Text(line, "dim"), indent=4)
     if len(shown) > lines:
-        _say(console, Text(f"... {len(shown) - lines} more lines", "dim"), indent=4)
+        say(console, Text(f"... {len(shown) - lines} more lines", "dim"), indent=4)
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """The plan as a diff a person can read."""
+def print_plan(console: Console, plan: Plan, *, files: bool = False) -> None:
+    """The plan as a diff a person can read.
+
+    :param files: name the runtime files that differ.
+    """
     head = Text.assemble((f"{plan.wish.host} ", "bold cyan"), f"{plan.wish.unit}  {plan.wish.runtime} ")
     head.append(plan.wish.release[:12])
-    _say(console, head)
+    say(console, head)
     if plan.empty:
         console.print(Text("  nothing to change", "green"))
     for change in plan.changes:
-        _indented(console, f"~ {change.summary}", 2)
+        indented(console, f"~ {change.summary}", 2)
         for line in change.diff:
             style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
             console.print(Text(f"      {line}", style), soft_wrap=True)
+    if plan.empty:
+        _stays(console, plan)
+        return
+    _differing_files(console, plan, names=files)
+    for title, changes in (("arguments", plan.arguments), ("environment", plan.variables)):
+        if changes is None:
+            indented(
+                console, f"{title}: the installed unit cannot be read back word by word: see the diff", 2
+            )
+        elif changes:
+            indented(console, f"{title}:", 2)
+            for item in changes:
+                indented(console, str(item), 4)
+    _stays(console, plan)
+
+
+def _stays(console: Console, plan: Plan) -> None:
+    for line in plan.stays:
+        indented(console, f"= {line}", 2, "dim")
+
+
+def _differing_files(console: Console, plan: Plan, *, names: bool) -> None:
+    delta = plan.files
+    if plan.files_unknown:
+        indented(console, f"runtime files: {plan.files_unknown}", 2)
+    if delta is None or not (delta.added or delta.changed or delta.removed):
+        return
+    more = "" if names else "  (--files names them)"
+    indented(console, f"runtime files: {delta} against {delta.against[:12]}{more}", 2)
+    for mark, style, found in (
+        ("+", "green", delta.added),
+        ("~", "", delta.changed),
+        ("-", "red", delta.removed),
+    ):
+        for path in found if names else ():
+            indented(console, f"{mark} {path}", 4, style)
 
 
 def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = "") -> None:
     """Root cause first: what it is, what it means, its remedy, the lines it rests on."""
     where = f"{host}: " if host else ""
     if not report.diagnoses:
-        _say(console, Text.assemble((where, "bold cyan"), report.headline()))
+        say(console, Text.assemble((where, "bold cyan"), report.headline()))
     for diagnosis in report.diagnoses:
         ranks = f" on {len(diagnosis.ranks)} ranks" if len(diagnosis.ranks) > 1 else ""
         title = (
             f"{diagnosis.signature}{ranks}: {diagnosis.title}",
             _SEVERITY.get(diagnosis.severity, "bold"),
         )
-        _say(console, Text.assemble((where, "bold cyan"), title))
-        _indented(console, diagnosis.explanation, 2)
+        say(console, Text.assemble((where, "bold cyan"), title))
+        indented(console, diagnosis.explanation, 2)
         if diagnosis.remedy:
-            _indented(console, f"remedy: {diagnosis.remedy}", 2)
+            indented(console, f"remedy: {diagnosis.remedy}", 2)
         for text, line in {evidence.text: evidence.line for evidence in reversed(diagnosis.evidence)}.items():
-            _indented(console, f"line {line}: {text}", 4, "dim")
+            indented(console, f"line {line}: {text}", 4, "dim")
     if report.diagnoses and report.consequences:
         names = ", ".join(dict.fromkeys(consequence.title for consequence in report.consequences))
-        _indented(console, f"then: {names}", 2, "dim")
+        indented(console, f"then: {names}", 2, "dim")
 
 
-def _indented(console: Console, text: str, columns: int, style: str = "") -> None:
+def indented(console: Console, text: str, columns: int, style: str = "") -> None:
+    """Lines of a text, ``columns`` blanks before each; commands in it as the user would have to type them."""
     for line in typed(text).splitlines():
-        _say(console, Text(line, style), indent=columns)
+        say(console, Text(line, style), indent=columns)
 
 
-def _say(console: Console, line: Text, *, indent: int = 0) -> None:
+def say(console: Console, line: Text, *, indent: int = 0) -> None:
     """One line; on a terminal folded between words under itself, elsewhere whole, for people paste and grep it."""
     if not console.is_terminal:
         console.print(Text(" " * indent).append_text(line), soft_wrap=True)

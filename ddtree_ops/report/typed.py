@@ -7,9 +7,33 @@ import shlex
 
 __all__ = ["remember_inventory", "typed"]
 
-_COMMAND = re.compile(
-    r"\bddtree-ops (?=(?:deploy|run|smoke|logs|diagnose|patch check|runtime)\b)(?![^;\n]* -i )"
-)
+_COMMANDS = [
+    "apply",
+    "audit",
+    "confirm",
+    "deploy",
+    "diagnose",
+    "doctor",
+    "drift",
+    "history",
+    "lint",
+    "lock",
+    "logs",
+    "plan",
+    "prune",
+    "releases",
+    "restart",
+    "rollback",
+    "router",
+    "run",
+    "runtime",
+    "smoke",
+    "start",
+    "status",
+    "stop",
+    "wait",
+]
+_COMMAND = re.compile(rf"\bddtree-ops (?=(?:{'|'.join(_COMMANDS)}|patch check)\b)(?![^;\n]* -i )")
 _given: list[str] = []
 
 

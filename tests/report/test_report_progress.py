@@ -10,8 +10,8 @@ from rich.console import Console
 
 from ddtree_ops.report.live import LiveProgress
 from ddtree_ops.report.output import Output
-from ddtree_ops.report.progress import LINE_EVERY_S, SILENCE_S, LineProgress, duration, progress_for
-from ddtree_ops.results import Event, EventKind
+from ddtree_ops.report.progress import LINE_EVERY_S, MANY, SILENCE_S, LineProgress, duration, progress_for
+from ddtree_ops.results import RUN_END, Event, EventKind
 
 
 class Desk:
@@ -137,3 +137,77 @@ def test_progress_that_comes_after_the_end_does_not_bring_a_phase_back():
     first, *rest = [line.rstrip() for line in shown.splitlines() if line.strip()]
     assert first.startswith("✓ h        wait         3.0s  ready and well")
     assert rest and all(line.startswith(" " * 30) for line in rest)
+
+
+# ---------------------------------------------------------------------------------------------- many hosts
+
+
+def _play(say, hosts: int) -> None:
+    """A run as it is told: each host pushes, all but the last wait, the first two end, one of them badly."""
+    names = [f"gpu{number:02d}" for number in range(1, hosts + 1)]
+    for name in names:
+        say(EventKind.START, phase="push", host=name)
+    for name in names[:-1]:
+        say(EventKind.DONE, "30 MB", phase="push", host=name, elapsed_s=1.0)
+        say(EventKind.START, phase="wait", host=name)
+        say(EventKind.PROGRESS, "weights 1/64", phase="wait", host=name)
+    say(EventKind.FAIL, "it died", phase="wait", host=names[0], elapsed_s=2.0)
+    say(EventKind.FAIL, "failed", phase=RUN_END, host=names[0], elapsed_s=3.0)
+    say(EventKind.DONE, "deployed", phase=RUN_END, host=names[1], elapsed_s=4.0)
+
+
+def test_of_many_hosts_a_log_has_failures_ends_and_a_count(desk):
+    desk.progress = LineProgress(desk.keep, clock=lambda: desk.now, hosts=30)
+    _play(desk.say, 30)
+    assert desk.lines == [
+        "gpu01 wait: FAILED it died (2.0s)",
+        "gpu01 end: FAILED failed (3.0s)",
+        "gpu02 end: ok deployed (4.0s)",
+    ]
+    for _ in range(8):
+        desk.now += LINE_EVERY_S
+        desk.progress.beat()
+    counts = desk.lines[3:]
+    assert len(counts) == 2, "one each 15 s"
+    assert set(counts) == {
+        re.sub(r"^\S+Z ", "", "2 of 30 done, 1 of them failed; under way: 27 wait, 1 push")
+    }
+
+
+def test_a_note_that_is_of_no_host_stands_by_itself(desk):
+    desk.say(EventKind.NOTE, "batch 1 of 2: gpu01", phase="rollout", host="")
+    assert desk.lines == ["rollout: note batch 1 of 2: gpu01"]
+
+
+def test_the_live_display_of_many_hosts_fits_the_terminal():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, height=16, color_system=None)
+    live = LiveProgress(console, hosts=30)
+    _play(
+        lambda kind, message="", **more: live(
+            Event(kind, more.pop("host"), more.pop("phase"), message, **more)
+        ),
+        30,
+    )
+    scrolled = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert len(scrolled) == 3 and scrolled[2].startswith("✓ gpu02    end          4.0s  deployed")
+    stream.truncate(0)
+    console.print(live._render())
+    shown = [line.rstrip() for line in stream.getvalue().replace("\0", "").splitlines()]
+    assert len(shown) == 14
+    assert "gpu30" in shown[0] and "push" in shown[0], "the longest under way first"
+    assert "weights 1/64" in shown[1]
+    assert shown[-2:] == ["  and 16 more", "2 of 30 done, 1 of them failed; under way: 27 wait, 1 push"]
+
+
+def test_few_hosts_keep_their_phases():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, color_system=None)
+    live = LiveProgress(console, hosts=MANY)
+    _play(
+        lambda kind, message="", **more: live(
+            Event(kind, more.pop("host"), more.pop("phase"), message, **more)
+        ),
+        3,
+    )
+    assert stream.getvalue().count("30 MB") == 2

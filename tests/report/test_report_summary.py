@@ -12,7 +12,7 @@ from ddtree_ops.deploy.deployment import Outcome, Result
 from ddtree_ops.deploy.plan import Change, ChangeKind, Plan, Wish
 from ddtree_ops.diagnose.api import diagnose
 from ddtree_ops.diagnose.lines import read_log
-from ddtree_ops.errors import RolledBack
+from ddtree_ops.errors import CheckFailed, RolledBack
 from ddtree_ops.report.summary import print_checks, print_diagnosis, print_plan, print_results
 from ddtree_ops.results import CheckResult, Verdict
 
@@ -133,7 +133,30 @@ def test_a_result_as_json_is_complete_and_carries_its_exit_code():
         "checks": [],
         "diagnosis": None,
         "evidence": None,
+        "confirm_until": None,
         "error": "no",
         "exit_code": 7,
         "seconds": {"wait": 1.235},
     }
+
+
+def test_hosts_that_were_not_started_are_told_once_for_each_reason():
+    from ddtree_ops.errors import Inconclusive
+
+    def skipped(host: str) -> Result:
+        error = Inconclusive(
+            "not started: the canary a failed", host=host, state="nothing was changed", hint="mend"
+        )
+        return Result(host, "s", Outcome.SKIPPED, error=error)
+
+    stream = io.StringIO()
+    failed = Result(
+        "a", "s", Outcome.FAILED, error=CheckFailed("it died", host="a", state="it is down", hint="look")
+    )
+    print_results(Console(file=stream, width=200), [failed, skipped("b"), skipped("c")])
+    assert stream.getvalue().splitlines()[-4:] == [
+        "b, c skipped: not started: the canary a failed",
+        "  state: nothing was changed",
+        "  next:  mend",
+        "3 in all: 2 skipped, 1 failed",
+    ]

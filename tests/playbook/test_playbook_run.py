@@ -1,0 +1,173 @@
+"""A run over several hosts, in batches; sessions are real, with agents on this machine."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.deploy.deployment import Outcome, Result
+from ddtree_ops.errors import ExitCode, Inconclusive, Interrupted, UnreachableError
+from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
+from ddtree_ops.playbook.models import Plain, Playbook
+from ddtree_ops.playbook.rollout import Rollout, rollout_of
+from ddtree_ops.playbook.run import exit_code, run_playbook
+from ddtree_ops.remote import connect_local
+from ddtree_ops.remote.session import Session
+from ddtree_ops.results import RUN_END, Event, EventKind
+
+# Nothing was activated, so there is nothing to go back from: the one step that passes on any machine.
+PASSES = Playbook(name="t", steps=(Plain(kind="rollback"),))
+
+
+def _targets(root: Path, names: str) -> list[Target]:
+    service = Service(name="s", unit="t.service", runtime="r", venv="/v", model="/m")
+    return [
+        Target(
+            host=Host(name=name, deploy_root=str(root / name), services={"s": service}),
+            service=service,
+            runtime=RuntimeSpec(name="r"),
+        )
+        for name in names.split()
+    ]
+
+
+class Desk:
+    """Connects to this machine, except for hosts with telling names; counts those connected at once."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.connected: list[str] = []
+        self.guard = threading.Lock()
+
+    def connect(self, target: Target) -> Session:
+        name = target.host.name
+        with self.guard:
+            self.connected.append(name)
+        if name.startswith("gone"):
+            raise UnreachableError("refused the connection")
+        if name.startswith("odd"):
+            raise ZeroDivisionError("HF_TOKEN=hf_secret1")
+        return connect_local(name)
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+
+    def run(self, targets: list[Target], rollout: Rollout | None = None) -> list[Result]:
+        return run_playbook(PASSES, targets, connect=self.connect, report=self.report, rollout=rollout)
+
+    def notes(self) -> list[str]:
+        return [event.message for event in self.events if event.phase == "rollout"]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def _outcomes(results: list[Result]) -> dict[str, str]:
+    return {result.host: result.outcome.value for result in results}
+
+
+def test_what_nobody_expected_is_one_hosts_failure_and_the_others_run_on(desk: Desk, tmp_path: Path) -> None:
+    results = desk.run(_targets(tmp_path, "a odd b gone"))
+    assert _outcomes(results) == {"a": "passed", "odd": "failed", "b": "passed", "gone": "failed"}
+    odd = results[1].error
+    assert odd is not None
+    assert odd.message.startswith("internal error: ZeroDivisionError")
+    assert any("test_playbook_run.py" in line for line in odd.details)
+    assert "hf_secret1" not in odd.render()
+    assert exit_code(results) is ExitCode.ERROR
+    ends = {event.host: event.kind for event in desk.events if event.phase == RUN_END}
+    assert ends == {
+        "a": EventKind.DONE,
+        "b": EventKind.DONE,
+        "odd": EventKind.FAIL,
+        "gone": EventKind.FAIL,
+    }
+
+
+def test_a_failed_canary_keeps_the_rest_from_being_started(desk: Desk, tmp_path: Path) -> None:
+    results = desk.run(_targets(tmp_path, "gone a b"), rollout_of(canary=1, max_fail="100%"))
+    assert _outcomes(results) == {"gone": "failed", "a": "skipped", "b": "skipped"}
+    assert desk.connected == ["gone"]
+    skipped = results[1].error
+    assert isinstance(skipped, Inconclusive)
+    assert skipped.message == "not started: the canary gone failed"
+    assert (skipped.state, skipped.hint) == (
+        "nothing was changed",
+        "mend that, then run the same command again",
+    )
+    assert results[1].to_json()["exit_code"] == 8
+    assert exit_code(results) is ExitCode.UNREACHABLE
+    assert desk.notes() == [
+        "batch 1 of 2: gone",
+        "stopped: the canary gone failed; not started: a, b",
+    ]
+
+
+def test_batches_follow_each_other_and_a_failure_ends_the_run_after_its_batch(
+    desk: Desk, tmp_path: Path
+) -> None:
+    results = desk.run(_targets(tmp_path, "a b gone c d e"), rollout_of(serial="1,2"))
+    assert _outcomes(results) == {
+        "a": "passed",
+        "b": "passed",
+        "gone": "failed",
+        "c": "skipped",
+        "d": "skipped",
+        "e": "skipped",
+    }
+    assert desk.connected[0] == "a"
+    assert sorted(desk.connected) == ["a", "b", "gone"]
+
+
+def test_failures_that_are_allowed_do_not_end_it(desk: Desk, tmp_path: Path) -> None:
+    results = desk.run(_targets(tmp_path, "gone a gone2 b"), rollout_of(serial="1", max_fail="1"))
+    assert _outcomes(results) == {"gone": "failed", "a": "passed", "gone2": "failed", "b": "skipped"}
+    assert results[3].error is not None
+    assert results[3].error.message == "not started: gone, gone2 failed, more than --max-fail 1 allows"
+
+
+def test_no_more_hosts_are_under_way_than_asked_for(desk: Desk, tmp_path: Path) -> None:
+    inside: set[str] = set()
+    most: list[int] = []
+    real = desk.connect
+
+    def connect(target: Target) -> Session:
+        with desk.guard:
+            inside.add(target.host.name)
+            most.append(len(inside))
+        session = real(target)
+        close = session.close
+
+        def closing() -> None:
+            with desk.guard:
+                inside.discard(target.host.name)
+            close()
+
+        session.close = closing  # type: ignore[method-assign]
+        return session
+
+    desk.connect = connect  # type: ignore[method-assign]
+    results = desk.run(_targets(tmp_path, "a b c d e"), rollout_of(parallel=2))
+    assert set(_outcomes(results).values()) == {"passed"}
+    assert max(most) == 2
+
+
+def test_ctrl_c_leaves_what_was_not_started_as_skipped_and_interrupted(desk: Desk, tmp_path: Path) -> None:
+    targets = _targets(tmp_path, "a b")
+    real = desk.report
+
+    def report(event: Event) -> None:
+        real(event)
+        if event.phase == RUN_END:
+            raise KeyboardInterrupt
+
+    desk.report = report  # type: ignore[method-assign]
+    results = desk.run(targets, rollout_of(serial="1"))
+    assert _outcomes(results) == {"a": "passed", "b": "skipped"}
+    assert isinstance(results[1].error, Interrupted)
+    assert exit_code(results) is ExitCode.INTERRUPTED
+    assert Outcome.SKIPPED.value == "skipped"
