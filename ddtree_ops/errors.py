@@ -18,6 +18,7 @@
     ├── CheckFailed              exit 5   a check or a fatal signature failed
     ├── Inconclusive             exit 8   no data: never a pass
     ├── LockHeld                 exit 6   another deployment holds the service
+    │   └── LockLost                      our own lock was broken, or ran out
     ├── RolledBack               exit 7   failed, and the last good release serves again
     ├── Interrupted              exit 130 somebody pressed Ctrl-C, or ended us
     └── LabError                 exit 1   a lab host could not be made or started
@@ -43,6 +44,7 @@ __all__ = [
     "Interrupted",
     "LabError",
     "LockHeld",
+    "LockLost",
     "OpsError",
     "PatchError",
     "PreflightError",
@@ -197,6 +199,10 @@ class LockHeld(OpsError):
     """Somebody else is deploying this service."""
 
     exit_code = ExitCode.LOCK_HELD
+
+
+class LockLost(LockHeld):
+    """The lock that we held was broken or ran out: nothing more is touched."""
 
 
 class RolledBack(OpsError):

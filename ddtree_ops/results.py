@@ -12,7 +12,17 @@ from typing import Any
 
 from ddtree_ops.errors import ExitCode
 
-__all__ = ["CheckResult", "Event", "EventKind", "Evidence", "Reporter", "Verdict", "exit_code_of", "worst"]
+__all__ = [
+    "RUN_END",
+    "CheckResult",
+    "Event",
+    "EventKind",
+    "Evidence",
+    "Reporter",
+    "Verdict",
+    "exit_code_of",
+    "worst",
+]
 
 
 class Verdict(StrEnum):
@@ -104,6 +114,10 @@ class EventKind(StrEnum):
     DONE = "done"
     FAIL = "fail"
     NOTE = "note"
+
+
+RUN_END = "end"
+"""Phase of the event that ends a target's part in a run over several hosts; its message is the outcome."""
 
 
 @dataclass(frozen=True)

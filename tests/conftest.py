@@ -110,6 +110,19 @@ def lab(private_home: Path) -> Iterator[Lab]:
             lab_hosts.down()
 
 
+@pytest.fixture(scope="module")
+def module_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty lab of a module's own, for hosts that the others have no use for. Yields its folder."""
+    folder = tmp_path_factory.mktemp("lab") / "lab"
+    with require_lab(), lab_net() as net, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDTREE_OPS_LAB_NET", net)
+        patch.setenv("DDTREE_OPS_LAB_DIR", str(folder))
+        try:
+            yield folder
+        finally:
+            lab_hosts.down()
+
+
 @pytest.fixture
 def spare_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty second lab, for tests that start and stop hosts. Yields its folder."""

@@ -16,7 +16,7 @@ from ddtree_ops.checks.prompts import load_prompts
 from ddtree_ops.cli.app import app
 from ddtree_ops.errors import ExitCode
 from ddtree_ops.inventory import load_inventory
-from ddtree_ops.inventory.models import Host, RuntimeSpec
+from ddtree_ops.inventory.models import Host, Router, RuntimeSpec
 from ddtree_ops.lab.engine import lab_engine
 from ddtree_ops.playbook.load import load_playbook
 from ddtree_ops.playbook.models import STEPS
@@ -41,7 +41,7 @@ def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def fields() -> list[tuple[str, str]]:
     """``(model, field)`` of everything an inventory can hold; ``name`` is the key above except for a GPU's."""
-    found = dict.fromkeys(model for root in (Host, RuntimeSpec) for model in models(root))
+    found = dict.fromkeys(model for root in (Host, RuntimeSpec, Router) for model in models(root))
     return [
         (model.__name__, name)
         for model in found
@@ -61,12 +61,18 @@ def test_every_layer_of_models_is_looked_at():
         "Host",
         "SSH",
         "GPU",
+        "SecretSource",
         "Service",
         "Speculative",
         "Limits",
+        "Lint",
         "Restart",
         "Health",
+        "Rollback",
         "RuntimeSpec",
+        "Nodes",
+        "Router",
+        "RouterHealth",
     }
 
 
@@ -79,7 +85,14 @@ def test_every_setting_is_documented(model: str, field: str):
             rows[head[1]] = {
                 name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
             }
-    table_of = {"Host": "hosts.NAME", "Service": "services.NAME", "RuntimeSpec": "runtimes.NAME"}
+    table_of = {
+        "Host": "hosts.NAME",
+        "Service": "services.NAME",
+        "RuntimeSpec": "runtimes.NAME",
+        "SecretSource": "secrets.NAME",
+        "Router": "routers.NAME",
+        "RouterHealth": "routers.NAME.health",
+    }
     assert field in rows[table_of.get(model, model.lower())]
 
 
@@ -90,7 +103,7 @@ def test_no_setting_is_documented_that_is_not_there():
         for part in INVENTORY_PAGE.read_text("utf-8").split("\n\n")
         if re.match(r"\| `[\w.]+` \| m", part)
     ]
-    assert len(tables) == 9
+    assert len(tables) == len({model for model, _ in fields()})
     named = {
         name
         for table in tables
@@ -102,7 +115,7 @@ def test_no_setting_is_documented_that_is_not_there():
 
 @pytest.mark.parametrize(("model", "field"), fields())
 def test_every_setting_has_a_description_in_the_schema(model: str, field: str):
-    found = {one.__name__: one for root in (Host, RuntimeSpec) for one in models(root)}
+    found = {one.__name__: one for root in (Host, RuntimeSpec, Router) for one in models(root)}
     info = found[model].model_fields[field]
     inner = [leaf for leaf in (info.annotation, *get_args(info.annotation)) if isinstance(leaf, type)]
     described = any(issubclass(leaf, BaseModel) and leaf.__doc__ for leaf in inner)

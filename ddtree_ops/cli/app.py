@@ -14,7 +14,22 @@ from typing import Annotated
 import typer
 
 from ddtree_ops import __version__
-from ddtree_ops.cli import deploying, describing, labs, observing, runtimes
+from ddtree_ops.cli import (
+    deploying,
+    describing,
+    doctor,
+    guarding,
+    labs,
+    linting,
+    looking,
+    observing,
+    operating,
+    planning,
+    releases,
+    router,
+    runtimes,
+)
+from ddtree_ops.cli.common import selecting
 from ddtree_ops.errors import ExitCode, OpsError
 from ddtree_ops.report.typed import remember_inventory, typed
 
@@ -51,8 +66,23 @@ def root(
         remember_inventory(inventory)
 
 
-for module in (deploying, observing, describing, runtimes, labs):
+for module in (
+    deploying,
+    guarding,
+    operating,
+    releases,
+    planning,
+    linting,
+    doctor,
+    looking,
+    observing,
+    describing,
+    router,
+    runtimes,
+    labs,
+):
     module.register(app)
+selecting(app)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextvars import ContextVar, copy_context
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -14,27 +16,43 @@ import typer
 
 from ddtree_ops.errors import ExitCode, OpsError, UsageError
 from ddtree_ops.report.output import Output
+from ddtree_ops.secret import masked
 
 if TYPE_CHECKING:
+    from ddtree_ops.deploy.guard import Safety
+    from ddtree_ops.deploy.saved import Expectation
     from ddtree_ops.inventory.models import Inventory, RuntimeSpec, Target
+    from ddtree_ops.playbook.models import Playbook
     from ddtree_ops.remote.session import Session
 
 __all__ = [
+    "CanaryOption",
+    "ExcludeOption",
     "Hosts",
+    "HostsOrFiles",
     "InventoryOption",
     "JsonOption",
+    "LimitOption",
+    "LockWaitOption",
+    "MaxFailOption",
+    "ParallelOption",
     "RuntimeOption",
+    "SerialOption",
     "ServiceOption",
     "SetOption",
+    "duration_of",
     "err",
     "is_path",
     "leave",
     "on_all",
+    "on_hosts",
     "open_session",
     "out",
     "play",
     "print_json",
+    "rolling",
     "runtime_spec",
+    "selecting",
     "targets_of",
 ]
 
@@ -44,7 +62,27 @@ _FILE_ENDINGS = frozenset((".json", ".log", ".txt", ".whl"))
 out = Output()
 err = Output(stderr=True)
 
-Hosts = Annotated[list[str] | None, typer.Argument(help="Host names, groups or globs.", show_default=False)]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Hosts, groups, globs, ranges (gpu[01-30]); &PATTERN keeps, !PATTERN takes away.",
+        show_default=False,
+    ),
+]
+HostsOrFiles = Annotated[
+    list[str] | None,
+    typer.Argument(help="Hosts, log files, or - for standard input.", show_default=False),
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit", "-l", metavar="PATTERN", help="Of these hosts only those that PATTERN names too."
+    ),
+]
+ExcludeOption = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", "-x", metavar="PATTERN", help="Of these hosts none that PATTERN names."),
+]
 InventoryOption = Annotated[
     str | None,
     typer.Option(
@@ -55,7 +93,38 @@ InventoryOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+LockWaitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lock-wait",
+        metavar="DURATION",
+        help="Wait so long for somebody else's lock, e.g. 30m. Default: not at all.",
+    ),
+]
 ServiceOption = Annotated[str | None, typer.Option("--service", "-s", help="Only this service of the hosts.")]
+SerialOption = Annotated[
+    str | None,
+    typer.Option(
+        "--serial",
+        metavar="N|N%|...",
+        help="Hosts a batch, or several steps: 1,10%,100%. Default: all at once.",
+    ),
+]
+CanaryOption = Annotated[
+    int | None,
+    typer.Option("--canary", min=0, metavar="N", help="N hosts first, which must pass before the rest."),
+]
+MaxFailOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-fail",
+        metavar="N|N%",
+        help="Start no further host once more than this many failed. Default: 0 with batches, else no limit.",
+    ),
+]
+ParallelOption = Annotated[
+    int | None, typer.Option("--parallel", min=1, metavar="N", help="Hosts under way at once. Default: 32.")
+]
 RuntimeOption = Annotated[str | None, typer.Option("--runtime", help="Another runtime of the inventory.")]
 SetOption = Annotated[
     list[str] | None,
@@ -75,19 +144,95 @@ def targets_of(
     runtime: str | None = None,
     settings: Sequence[str] | None = None,
     default_all: bool = False,
+    whole: bool | None = None,
 ) -> tuple[Inventory, list[Target]]:
-    """The inventory and the selected targets with ``--runtime`` and ``--set`` applied."""
+    """The inventory and the selected targets with ``--runtime``, ``--set``, ``--limit`` and ``--exclude`` applied.
+
+    :param whole: a node of a service over several hosts stands for all of them; left out: for commands that do not take
+        every host by default, which are those that change something.
+    """
     from ddtree_ops.inventory import load_inventory, override, select
     from ddtree_ops.report.typed import remember_inventory
 
     if inventory is not None:
         remember_inventory(inventory)
     loaded = load_inventory(inventory)
-    targets = select(loaded, list(hosts or ()), service=service, default_all=default_all)
+    limit, exclude = _narrowed.get()
+    targets = select(
+        loaded,
+        list(hosts or ()),
+        service=service,
+        default_all=default_all,
+        limit=limit,
+        exclude=exclude,
+        whole=not default_all if whole is None else whole,
+    )
     if runtime is not None:
         runtime_spec(loaded, runtime)
     wanted = [*(settings or ()), *([f"runtime={runtime}"] if runtime is not None else ())]
     return loaded, [override(target, wanted, inventory=loaded) for target in targets]
+
+
+_narrowed: ContextVar[tuple[Sequence[str], Sequence[str]]] = ContextVar("narrowed", default=((), ()))
+
+
+def selecting(app: typer.Typer) -> None:
+    """Give every command that takes hosts (an argument :data:`Hosts`) ``--limit`` and ``--exclude`` too."""
+    for info in app.registered_commands:
+        if info.callback is not None:
+            info.callback = _selecting(info.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            selecting(group.typer_instance)
+
+
+def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    if not {"Hosts", "HostsOrFiles"} & set(command.__annotations__.values()):
+        return command
+
+    def keep(limit: list[str] | None, exclude: list[str] | None) -> None:
+        _narrowed.set((limit or (), exclude or ()))
+
+    return _with_options(command, {"limit": LimitOption, "exclude": ExcludeOption}, keep)
+
+
+_rolled: ContextVar[Mapping[str, Any]] = ContextVar("rolled", default={})  # noqa: B039
+
+
+def rolling(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that plays a playbook ``--serial``, ``--canary``, ``--max-fail`` and ``--parallel`` too."""
+
+    def keep(**given: Any) -> None:
+        _rolled.set({name: value for name, value in given.items() if value is not None})
+
+    options = {
+        "serial": SerialOption,
+        "canary": CanaryOption,
+        "max_fail": MaxFailOption,
+        "parallel": ParallelOption,
+    }
+    return _with_options(command, options, keep)
+
+
+def _with_options(
+    command: Callable[..., Any], options: Mapping[str, Any], keep: Callable[..., None]
+) -> Callable[..., Any]:
+    """``command`` with options more, which ``keep`` is given before it runs."""
+
+    @wraps(command)
+    def extended(**given: Any) -> Any:
+        own = {name: given.pop(name) for name in options}
+        context = copy_context()
+        context.run(keep, **own)
+        return context.run(command, **given)
+
+    plain = inspect.signature(command, eval_str=True)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in options.items()
+    ]
+    extended.__dict__["__signature__"] = plain.replace(parameters=[*plain.parameters.values(), *more])
+    return extended
 
 
 def runtime_spec(inventory: Inventory, name: str) -> RuntimeSpec:
@@ -116,41 +261,62 @@ def open_session(target: Target) -> Session:
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     try:
-        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.write(masked(json.dumps(value, indent=2, ensure_ascii=False, default=str)) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         out.on_broken_pipe()
 
 
 def play(
-    playbook_name: str,
+    playbook_name: str | Playbook,
     targets: Sequence[Target],
     *,
     as_json: bool,
     overrides: dict[str, dict[str, Any]] | None = None,
+    expected: Mapping[str, Expectation] | None = None,
+    safety: Safety | None = None,
 ) -> None:
-    """Run a playbook over targets, print the outcome, exit with its code.
+    """Run a playbook (by name or path, or as it is) over targets, print the outcome, exit with its code.
 
     :param overrides: step kind -> arguments given on the command line.
+    :param expected: saved plans by name of the target, each to be applied as it is or not at all.
+    :param safety: how failures are guarded against.
     """
+    if any(target.service.secrets for target in targets):
+        from ddtree_ops.deploy.secrets import resolve_secrets
+        from ddtree_ops.playbook.load import load_playbook
+        from ddtree_ops.playbook.run import needed_secrets
+
+        wanted = load_playbook(playbook_name) if isinstance(playbook_name, str) else playbook_name
+        resolve_secrets(targets, only=needed_secrets(wanted))
+
     import fabric  # noqa: F401  before the threads that connect: from then on they wait for hosts, not for this one
 
+    from ddtree_ops.playbook.rollout import first_hosts, rollout_of
     from ddtree_ops.remote.ahead import Ahead
 
-    first = {target.host.name: target for target in targets}
-    with Ahead((name, partial(open_session, target)) for name, target in first.items()) as sessions:
+    rollout = rollout_of(**_rolled.get())
+    openers = {target.host.name: partial(open_session, target) for target in targets}
+    with Ahead(openers, first_hosts(targets, rollout), parallel=rollout.parallel) as sessions:
         from ddtree_ops.playbook.load import load_playbook
         from ddtree_ops.playbook.run import exit_code, run_playbook
         from ddtree_ops.report.progress import progress_for
 
         if not as_json:
             from ddtree_ops.report.summary import print_results
-        playbook = load_playbook(playbook_name)
+        playbook = load_playbook(playbook_name) if isinstance(playbook_name, str) else playbook_name
         if overrides:
             playbook = playbook.with_arguments(overrides)
-        with progress_for(err if as_json else out) as report:
+        with progress_for(err if as_json else out, len(targets)) as report:
             results = run_playbook(
-                playbook, targets, connect=lambda target: sessions.take(target.host.name), report=report
+                playbook,
+                targets,
+                connect=lambda target: sessions.take(target.host.name),
+                report=report,
+                expected=expected,
+                rollout=rollout,
+                reconnect=open_session,
+                safety=safety,
             )
     if as_json:
         print_json([result.to_json() for result in results])
@@ -167,11 +333,54 @@ def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T
             return action(target)
         except OpsError as error:
             return error.at(host=target.name)
+        except Exception as error:
+            return _internal(error, target.name)
 
     if len(targets) == 1:
         return [one(targets[0])]
-    with ThreadPoolExecutor(max_workers=min(16, len(targets))) as pool:
+    with ThreadPoolExecutor(max_workers=min(32, len(targets))) as pool:
         return list(pool.map(one, targets))
+
+
+def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T]) -> list[_T | OpsError]:
+    """As :func:`on_all`, over one session a host: services of the same host take turns."""
+    import fabric  # noqa: F401  before the threads that connect
+
+    hosts: dict[str, list[Target]] = {}
+    for target in targets:
+        hosts.setdefault(target.host.name, []).append(target)
+
+    def one_host(group: list[Target]) -> list[_T | OpsError]:
+        try:
+            session = open_session(group[0])
+        except OpsError as error:
+            error.at(host=group[0].host.name, phase="connect")
+            return [error for _ in group]
+        except Exception as error:
+            return [_internal(error, group[0].host.name) for _ in group]
+        with session:
+            return [one(session, target) for target in group]
+
+    def one(session: Session, target: Target) -> _T | OpsError:
+        try:
+            return action(session, target)
+        except OpsError as error:
+            return error.at(host=target.name)
+        except Exception as error:
+            return _internal(error, target.name)
+
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        found = {
+            name: iter(each) for name, each in zip(hosts, pool.map(one_host, hosts.values()), strict=True)
+        }
+    return [next(found[target.host.name]) for target in targets]
+
+
+def _internal(error: Exception, host: str) -> OpsError:
+    """A defect of ours is one host's failure too; the others run on."""
+    from ddtree_ops.playbook.run import internal_error
+
+    return internal_error(error, host=host)
 
 
 def leave(failed: Sequence[OpsError], code: ExitCode | None) -> None:
@@ -183,6 +392,21 @@ def leave(failed: Sequence[OpsError], code: ExitCode | None) -> None:
         err.print(f"error: {typed(error.render())}", markup=False, soft_wrap=True)
     codes = [error.exit_code for error in failed]
     raise typer.Exit(int(worst_code(codes if code is None else [*codes, code])))
+
+
+def duration_of(text: str | None, option: str) -> float | None:
+    """Seconds from an option such as ``30m``; None where it was not given.
+
+    :raises UsageError: it is no duration.
+    """
+    if text is None:
+        return None
+    from ddtree_ops.inventory.models import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def is_path(word: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,32 +10,24 @@ from ddtree_ops.cli.common import (
     Hosts,
     InventoryOption,
     JsonOption,
+    LockWaitOption,
     RuntimeOption,
     ServiceOption,
     SetOption,
-    leave,
-    on_all,
-    open_session,
-    out,
+    duration_of,
     play,
-    print_json,
+    rolling,
     targets_of,
 )
-from ddtree_ops.errors import ExitCode, OpsError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddtree_ops.deploy.plan import Plan
-    from ddtree_ops.inventory.models import Target
+from ddtree_ops.cli.planning import DetailedOption, FilesOption, show_plans
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("deploy")(deploy)
-    app.command("run")(run)
+    app.command("deploy")(rolling(deploy))
+    app.command("run")(rolling(run))
 
 
 def deploy(
@@ -45,40 +37,44 @@ def deploy(
     runtime: RuntimeOption = None,
     settings: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")] = False,
+    files: FilesOption = False,
+    detailed_exitcode: DetailedOption = False,
+    no_rollback: Annotated[
+        bool,
+        typer.Option(
+            "--no-rollback", help="Leave what failed as it is, for inspection; the host arms nothing."
+        ),
+    ] = False,
+    confirm_within: Annotated[
+        str | None,
+        typer.Option(
+            "--confirm-within",
+            metavar="DURATION",
+            help="What passed must be confirmed by ddtree-ops confirm within this time, else the host goes back.",
+        ),
+    ] = None,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bring hosts to what the inventory says, wait, smoke-test, roll back on failure.
 
-    Runs playbooks/deploy.yaml: preflight, build, push, verify, activate, wait, smoke, signatures.
-    A second deploy of the same thing changes nothing and says so.
+    Runs playbooks/deploy.yaml: lint, preflight, build, push, verify, activate, wait, smoke, signatures.
+    A second deploy of the same thing changes nothing and says so. Should this client die on the way, the host goes
+    back by itself.
     """
+    from ddtree_ops.deploy.guard import Safety
+
+    safety = Safety.of(
+        command="deploy",
+        rollback=not no_rollback,
+        confirm_within=duration_of(confirm_within, "--confirm-within"),
+        lock_wait=duration_of(lock_wait, "--lock-wait"),
+    )
     _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
     if dry_run:
-        show_plans(targets, as_json=as_json)
+        show_plans(targets, as_json=as_json, files=files, detailed=detailed_exitcode)
     else:
-        play("deploy", targets, as_json=as_json)
-
-
-def show_plans(targets: Sequence[Target], *, as_json: bool) -> None:
-    """Print what a deploy would change."""
-    from ddtree_ops.deploy.deployment import Deployment
-    from ddtree_ops.report.summary import print_plan
-
-    def one(target: Target) -> Plan | None:
-        with open_session(target) as session:
-            deployment = Deployment(target, session, lambda event: None)
-            deployment.build()
-            return deployment.plan
-
-    outcomes = on_all(targets, one)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-    plans = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, OpsError)]
-    if as_json:
-        print_json([plan.to_json() for plan in plans])
-    else:
-        for plan in plans:
-            print_plan(out, plan)
-    leave(failed, ExitCode.OK if plans else None)
+        play("deploy", targets, as_json=as_json, safety=safety)
 
 
 def run(
@@ -88,8 +84,12 @@ def run(
     service: ServiceOption = None,
     runtime: RuntimeOption = None,
     settings: SetOption = None,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run any playbook over hosts."""
+    from ddtree_ops.deploy.guard import Safety
+
+    safety = Safety.of(command=f"run {playbook}", lock_wait=duration_of(lock_wait, "--lock-wait"))
     _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
-    play(playbook, targets, as_json=as_json)
+    play(playbook, targets, as_json=as_json, safety=safety)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, out, print_json
-from ddtree_ops.secret import MASK, is_secret_name
+from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, out, print_json, targets_of
+from ddtree_ops.secret import MASK, is_secret_name, redact
 
 if TYPE_CHECKING:
-    from ddtree_ops.inventory.models import Host
+    from ddtree_ops.inventory.models import Host, Inventory, Router
     from ddtree_ops.playbook.models import Playbook as LoadedPlaybook
 
 __all__ = ["register"]
@@ -47,14 +47,16 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
     """Show hosts with everything resolved: defaults, overrides, and the launch command of each service."""
     import shlex
 
-    from ddtree_ops.inventory import load_inventory, select
+    from ddtree_ops.inventory.routers import workers
     from ddtree_ops.service.argv import launch_argv
 
-    loaded = load_inventory(inventory)
-    targets = select(loaded, list(hosts or ()), default_all=True)
+    loaded, targets = targets_of(hosts, inventory=inventory, default_all=True)
     if as_json:
         shown = {target.host.name: _shown(target.host) for target in targets}
-        print_json({"schema": 1, "path": loaded.path, "hosts": shown, "groups": loaded.groups})
+        routers = {name: _router(loaded, router) for name, router in loaded.routers.items()}
+        print_json(
+            {"schema": 1, "path": loaded.path, "hosts": shown, "groups": loaded.groups, "routers": routers}
+        )
         return
     from rich.text import Text
 
@@ -69,11 +71,32 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
         address = host.address or "address from ssh_config"
         out.print(Text.assemble((host.name, "bold cyan"), f"  {address}  {gpu}"), soft_wrap=True)
         out.print(
-            f"  {service.name}: {service.unit}, runtime {target.runtime.name}, port {service.port}",
+            f"  {service.name}: {service.unit}, runtime {target.runtime.name}, port {service.port}"
+            + (f", {target.node}, head {target.node.hosts[0]}" if target.node else ""),
             markup=False,
             soft_wrap=True,
         )
-        out.print(f"    {shlex.join(launch_argv(service))}", markup=False, soft_wrap=True, style="dim")
+        out.print(
+            f"    {shlex.join(launch_argv(service, target.node))}", markup=False, soft_wrap=True, style="dim"
+        )
+        for name, source in service.secrets.items():
+            out.print(
+                f"    secret {name} from {redact(str(source))}", markup=False, soft_wrap=True, style="dim"
+            )
+    for router in loaded.routers.values():
+        urls = " ".join(worker.url for worker in workers(loaded, router))
+        text = f"router {router.name}: {router.unit} on {router.host}, port {router.port}, {router.policy}"
+        out.print(f"{text} in front of {urls}", markup=False, soft_wrap=True)
+
+
+def _router(inventory: Inventory, router: Router) -> dict[str, Any]:
+    from ddtree_ops.inventory.routers import workers
+
+    data = router.model_dump(mode="json")
+    data["environment"] = {
+        key: MASK if is_secret_name(key) else value for key, value in router.environment.items()
+    }
+    return {**data, "workers": [worker.url for worker in workers(inventory, router)]}
 
 
 def _shown(host: Host) -> dict[str, Any]:
@@ -81,6 +104,10 @@ def _shown(host: Host) -> dict[str, Any]:
     for service in data["services"].values():
         service["environment"] = {
             name: MASK if is_secret_name(name) else value for name, value in service["environment"].items()
+        }
+        service["secrets"] = {
+            name: {key: value for key, value in source.items() if value is not None}
+            for name, source in service["secrets"].items()
         }
     return data
 

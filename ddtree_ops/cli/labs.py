@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ddtree_ops.cli.common import JsonOption, err, out, print_json
+from ddtree_ops.errors import UsageError
 
 __all__ = ["register"]
 
@@ -30,14 +31,25 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="As new: forget what the hosts have written.")
     ] = False,
+    number: Annotated[
+        int | None,
+        typer.Option("--hosts", min=1, metavar="N", help="A fleet of N hosts alike, and its inventory."),
+    ] = None,
 ) -> None:
     """Build the image if needed and boot the hosts; those that run are left alone."""
     from ddtree_ops.lab import hosts
     from ddtree_ops.report.progress import progress_for
 
+    if number is not None and names:
+        raise UsageError("name the hosts, or say how many: not both")
     with progress_for(err) as report:
         if fresh:
-            hosts.down(names, progress=report)
+            hosts.down(names or (hosts.fleet_names(number) if number else None), progress=report)
+        if number is not None:
+            running, path = hosts.up_fleet(number, progress=report)
+            out.print(f"{len(running)} hosts are up: {running[0].name} to {running[-1].name}", markup=False)
+            out.print(f"next: ddtree-ops -i {path} deploy all", markup=False, soft_wrap=True)
+            return
         running = hosts.up(names, progress=report)
     for host in running:
         out.print(f"{host.name} is up at {host.address}:{host.port}", markup=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ import typer
 
 from ddtree_ops.cli.common import (
     Hosts,
+    HostsOrFiles,
     InventoryOption,
     JsonOption,
     ServiceOption,
@@ -30,6 +32,7 @@ from ddtree_ops.errors import ExitCode, OpsError, UsageError
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
     from ddtree_ops.inventory.models import Target
+    from ddtree_ops.remote.session import Session
     from ddtree_ops.service.journal import Entry, SearchResult
 
 __all__ = ["register"]
@@ -57,18 +60,29 @@ def smoke(
 ) -> None:
     """One real completion on every host, then hold the unit, scan its journal, report acceptance and graphs."""
     from ddtree_ops.checks.smoke import SmokeReport, run_smoke
+    from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
     from ddtree_ops.report.progress import progress_for
     from ddtree_ops.report.summary import print_answer, print_checks, print_diagnosis
     from ddtree_ops.results import exit_code_of, worst
 
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
 
-    with progress_for(err) as report:
+    keys = {
+        target.name: secrets.api_key
+        for target, secrets in zip(targets, resolve_secrets(targets, only=API_KEY), strict=True)
+    }
+    with progress_for(err, len(targets)) as report:
 
         def one(target: Target) -> SmokeReport:
-            with open_session(target) as session:
+            with _masked_session(target) as session:
                 return run_smoke(
-                    session, target, prompt=prompt, max_tokens=max_tokens, window=window, report=report
+                    session,
+                    target,
+                    prompt=prompt,
+                    max_tokens=max_tokens,
+                    window=window,
+                    report=report,
+                    api_key=keys[target.name],
                 )
 
         outcomes = on_all(targets, one)
@@ -151,7 +165,7 @@ def logs(
     def one(target: Target) -> SearchResult:
         from ddtree_ops.service.control import UnitControl
 
-        with open_session(target) as session:
+        with _masked_session(target) as session:
             return UnitControl(session, target.service.unit).search(
                 grep,
                 invocation=invocation,
@@ -178,10 +192,7 @@ def logs(
 
 
 def diagnose(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(help="Hosts, log files, or - for standard input.", show_default=False),
-    ] = None,
+    what: HostsOrFiles = None,
     inventory: InventoryOption = None,
     service: ServiceOption = None,
     invocation: Annotated[
@@ -202,7 +213,7 @@ def diagnose(
         _, targets = targets_of(what, inventory=inventory, service=service, default_all=True)
 
         def one(target: Target) -> DiagnosisReport:
-            with open_session(target) as session:
+            with _masked_session(target) as session:
                 return signatures(session, target, invocation=invocation)[1]
 
         outcomes = on_all(targets, one)
@@ -218,6 +229,17 @@ def diagnose(
         for name, report in reports:
             print_diagnosis(out, report, host=name)
     leave(failed, exit_code_of(worst(report.verdict for _, report in reports)) if reports else None)
+
+
+@contextmanager
+def _masked_session(target: Target) -> Iterator[Session]:
+    """A session to the target's host; the secrets that the service has there are masked in what is shown."""
+    from ddtree_ops.deploy.secrets import read_host_secrets
+    from ddtree_ops.service.layout import Layout
+
+    with open_session(target) as session:
+        read_host_secrets(session, Layout.of(target))
+        yield session
 
 
 def _diagnose_file(name: str) -> DiagnosisReport:
@@ -245,7 +267,7 @@ def _follow(
             f"{grep!r} is not a regular expression: {error}", hint="for plain text add --fixed-strings"
         ) from error
     with (
-        open_session(target) as session,
+        _masked_session(target) as session,
         UnitControl(session, target.service.unit).follow(lines=lines or 20) as entries,
     ):
         for entry in entries:

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.results import Verdict
 
-__all__ = ["Activation", "History", "activation_line", "new_activation", "parse_history", "verdict_line"]
+if TYPE_CHECKING:
+    from ddtree_ops.remote.session import Session
+    from ddtree_ops.service.layout import Layout
+
+__all__ = [
+    "Activation",
+    "History",
+    "activation_line",
+    "new_activation",
+    "parse_history",
+    "read_history",
+    "verdict_line",
+]
 
 _SCHEMA = 1
 _FIELDS = ("id", "time", "release", "unit_sha256", "plan", "who", "origin", "reason")
@@ -33,6 +45,7 @@ class Activation:
     :param verdict: of the validation that followed; None while nobody has judged it.
     :param reason: ``deploy``, ``validate`` (nothing was switched) or ``rollback``.
     :param invocation: the systemd run that the verdict is about; empty where it is not known.
+    :param runtime: name of the runtime that the release was built from; empty in lines of older versions.
     """
 
     id: str
@@ -46,6 +59,7 @@ class Activation:
     verdict: Verdict | None = None
     summary: str = ""
     invocation: str = ""
+    runtime: str = ""
 
     @property
     def good(self) -> bool:
@@ -59,6 +73,16 @@ class History:
 
     activations: tuple[Activation, ...] = ()
     damaged: int = 0
+
+    def to_json(self, lines: int | None = None) -> dict[str, Any]:
+        """Stable JSON form, of the newest ``lines`` or of all."""
+        shown = self.activations if lines is None else self.activations[-lines:]
+        return {
+            "activations": [
+                {**asdict(item), "verdict": item.verdict.value if item.verdict else None} for item in shown
+            ],
+            "damaged_lines": self.damaged,
+        }
 
     @property
     def latest(self) -> Activation | None:
@@ -74,8 +98,13 @@ class History:
         return tuple(newest.values())
 
 
+def read_history(session: Session, layout: Layout) -> History:
+    """The history of a service on its host. One round trip."""
+    return parse_history(session.read_file(layout.history))
+
+
 def new_activation(
-    *, release: str, unit_sha256: str, plan: str, who: str, origin: str, reason: str
+    *, release: str, unit_sha256: str, plan: str, who: str, origin: str, reason: str, runtime: str = ""
 ) -> Activation:
     """A fresh activation with an id and the time of now."""
     now = datetime.now(UTC)
@@ -88,12 +117,15 @@ def new_activation(
         who=who,
         origin=origin,
         reason=reason,
+        runtime=runtime,
     )
 
 
 def activation_line(activation: Activation) -> str:
     """The line that announces an activation, without newline."""
     fields = {name: getattr(activation, name) for name in _FIELDS}
+    if activation.runtime:
+        fields["runtime"] = activation.runtime
     return _dump({"schema": _SCHEMA, "event": "activate", **fields})
 
 
@@ -130,7 +162,7 @@ def parse_history(content: bytes | None) -> History:
 def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
     if record["event"] == "activate":
         fields: dict[str, Any] = {name: str(record[name]) for name in _FIELDS}
-        found[fields["id"]] = Activation(**fields)
+        found[fields["id"]] = Activation(**fields, runtime=str(record.get("runtime", "")))
     elif record["event"] == "verdict":
         known = found[record["id"]]
         found[known.id] = replace(

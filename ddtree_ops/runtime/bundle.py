@@ -39,7 +39,17 @@ from ddtree_ops.runtime.wheel import fetch_wheel, sha256_of, sweep
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import RuntimeSpec
 
-__all__ = ["MANIFEST", "ORIGIN", "Bundle", "Progress", "build", "digest_of", "known_bundle", "open_bundle"]
+__all__ = [
+    "MANIFEST",
+    "ORIGIN",
+    "Bundle",
+    "Progress",
+    "build",
+    "digest_of",
+    "known_bundle",
+    "known_origins",
+    "open_bundle",
+]
 
 MANIFEST = "manifest.json"
 ORIGIN = "origin.json"
@@ -129,6 +139,24 @@ def known_bundle(spec: RuntimeSpec) -> Bundle | None:
     except (OpsError, OSError):
         return None
     return known and replace(known, name=spec.name or description.name)
+
+
+def known_origins() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Digest -> label of the base and names of the patches, of all that was ever built here; unreadable ones left out."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    try:
+        records = sorted((_bundles() / "index").iterdir())
+    except OSError:
+        return found
+    for path in records:
+        try:
+            known = json.loads(path.read_bytes())
+            origin = known["origin"]
+            patches = tuple(str(patch["name"]) for patch in origin["patches"])
+            found[str(known["digest"])] = (str(origin["base"]["label"]), patches)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
 
 
 def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:

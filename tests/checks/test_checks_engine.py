@@ -13,7 +13,7 @@ import pytest
 
 from ddtree_ops.checks.engine import EngineClient, EngineError, base_url, redact_values
 from ddtree_ops.errors import UnreachableError
-from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Speculative, Target
+from ddtree_ops.inventory.models import Host, RuntimeSpec, SecretSource, Service, Speculative, Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.secret import MASK, Secret
 
@@ -207,6 +207,18 @@ def test_the_key_opens_a_guarded_engine(start_engine: Callable[..., Any], local_
     with EngineClient(local_session, engine.target) as locked, pytest.raises(EngineError) as caught:
         locked.models()
     assert caught.value.status == 401
+    assert "none is known here" in caught.value.message
+    assert "secrets: {api_key: {env: NAME_OF_A_VARIABLE}}" in caught.value.hint
+    sourced = SecretSource(env="LAB_KEY")
+    service = engine.target.service.model_copy(update={"secrets": {"api_key": sourced}})
+    target = engine.target.model_copy(update={"service": service})
+    with (
+        EngineClient(local_session, target, Secret("sk-wrong")) as mistaken,
+        pytest.raises(EngineError) as caught,
+    ):
+        mistaken.models()
+    assert "the API key, taken from env LAB_KEY, is not the one" in caught.value.message
+    assert "ddtree-ops deploy" in caught.value.hint and "sk-wrong" not in caught.value.render()
     with EngineClient(local_session, engine.target, Secret("sk-lab")) as client:
         assert client.models()
         assert "sk-lab" not in json.dumps(client.server_info().raw)

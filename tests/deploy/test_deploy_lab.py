@@ -66,6 +66,7 @@ class TestStory:
         assert code == 0, log
         assert result["outcome"] == "deployed"
         verdicts = {check["name"]: check["verdict"] for check in result["checks"]}
+        assert verdicts.pop("preflight.crash") == "inconclusive", "the last run is on record"
         assert set(verdicts.values()) == {"pass"}, verdicts
         assert {"smoke.completion", "smoke.stable", "smoke.speculation", "signatures"} <= set(verdicts)
         state = unit(fresh, "ct200")
@@ -98,8 +99,21 @@ class TestStory:
         code, result, log = deploy(fresh, "ct200")
         assert (code, result["outcome"]) == (0, "unchanged"), log
 
-    def test_6_a_typo_in_a_flag_ends_at_once_and_is_rolled_back(self, fresh):
-        code, result, log = deploy(fresh, "ct200", "--set", "args.mem-fraction-statik=0.8")
+    def test_6_a_typo_in_a_flag_is_refused_before_the_host_is_touched(self, fresh):
+        before = unit(fresh, "ct200")
+        typo = ("--set", "args.mem-fraction-statik=0.8")
+        code, result, log = deploy(fresh, "ct200", *typo)
+        assert code == 78, log
+        assert result["outcome"] == "failed"
+        assert list(result["seconds"]) == ["lint"], "no later step was begun"
+        (check,) = result["checks"]
+        assert (check["name"], check["verdict"]) == ("lint.unknown-flag", "fail")
+        for part in ("mem-fraction-statik", "did you mean mem-fraction-static?", "ddtree-ops lint ct200"):
+            assert part in result["error"]
+        after = unit(fresh, "ct200")
+        assert (after["InvocationID"], after["ActiveState"]) == (before["InvocationID"], "active")
+        reason = "to see what the engine says"
+        code, result, log = deploy(fresh, "ct200", *typo, "--set", f"lint.ignore.unknown-flag={reason}")
         assert code == 7, log
         assert "mem-fraction-statik" in json.dumps(result["diagnosis"])
 
