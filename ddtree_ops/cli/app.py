@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from ddtree_ops import __version__
+from ddtree_ops import __version__, paths
 from ddtree_ops.cli import (
     deploying,
     describing,
@@ -30,6 +32,7 @@ from ddtree_ops.cli import (
     runtimes,
 )
 from ddtree_ops.cli.common import selecting
+from ddtree_ops.cli.helping import helping
 from ddtree_ops.errors import ExitCode, OpsError
 from ddtree_ops.report.typed import remember_inventory, typed
 
@@ -62,7 +65,7 @@ def root(
 ) -> None:
     """Options before the command."""
     if inventory is not None:
-        os.environ["DDTREE_OPS_INVENTORY"] = inventory
+        os.environ["DDTREE_OPS_INVENTORY"] = os.environ[paths.INVENTORY_BY_OPTION] = inventory
         remember_inventory(inventory)
 
 
@@ -83,6 +86,32 @@ for module in (
 ):
     module.register(app)
 selecting(app)
+helping(app)
+
+
+@contextlib.contextmanager
+def _only(word: str) -> Iterator[None]:
+    """With only the command of this name: Typer builds all there are at every start, a tenth of a short command."""
+    known = app.registered_commands, app.registered_groups
+    commands = [one for one in app.registered_commands if one.name == word]
+    groups = [one for one in app.registered_groups if one.name == word]
+    if commands or groups:
+        app.registered_commands, app.registered_groups = commands, groups
+    try:
+        yield
+    finally:
+        app.registered_commands, app.registered_groups = known
+
+
+def _command_in(words: list[str]) -> str:
+    """The command that is called; empty where none is, or the shell asks for completions."""
+    rest = iter(words if "_DDTREE_OPS_COMPLETE" not in os.environ else ())
+    for word in rest:
+        if word in ("-i", "--inventory"):
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -92,15 +121,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point: every error that can be explained is printed here, without a traceback."""
-    # Else the interpreter looks for garbage in all that was imported, for a tenth of a second at its end.
+    # Else the interpreter looks for garbage in all that is imported, again and again, and once more at its end.
+    gc.set_threshold(50_000, 20, 50)
     atexit.register(gc.freeze)
+    # Pydantic looks through the metadata of all installed packages for plug-ins; there are none for us.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "✓" is no reason to die half way
             stream.reconfigure(errors="replace")
     try:
-        app()
+        with _only(_command_in(sys.argv[1:])):
+            app()
     except OpsError as error:
         from ddtree_ops.cli.common import err
 

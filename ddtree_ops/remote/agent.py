@@ -80,6 +80,15 @@ PROPERTIES = (
     "Job",
 )
 VOLATILE = frozenset({"MemoryCurrent", "TasksCurrent"})
+UNIT_FOLDERS = (
+    "/etc/systemd/system.control",
+    "/run/systemd/system.control",
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)
+UNIT_CHANGES = frozenset({"disable", "enable", "kill", "reset-failed", "restart", "start", "stop"})
 
 
 class OpError(Exception):
@@ -329,7 +338,32 @@ def perform(call: Call, op: str, args: dict[str, Any], data: bytes) -> tuple[Any
     action = OPS.get(op)
     if action is None:
         raise OpError("unknown_op", f"the agent knows no request {op!r}")
+    if changes(op, args):
+        need_leases(call.agent)
     return action(call, args, data)
+
+
+def changes(op: str, args: dict[str, Any]) -> bool:
+    """It changes what a lock protects: not to be done by a client that lost its lock and does not know it yet."""
+    if op in ("run", "stream"):
+        argv = args["argv"]
+        return len(argv) > 1 and argv[0] == "systemctl" and argv[1] in UNIT_CHANGES
+    return op in ("append_line", "prune", "remove_tree", "swap_link", "write_file")
+
+
+def need_leases(agent: Agent) -> None:
+    """Every lock that this client has taken and not given back is still its own; renewed on the way."""
+    with agent.guard:
+        leases = list(agent.leases.values())
+    for lease in leases:
+        try:
+            mine = lease.renew()
+        except FileNotFoundError:  # the folder of the service is gone
+            mine = False
+        if not mine:
+            found = read_lock(lease.path)
+            now = f"{found.get('who')} on {found.get('origin')} has it" if found else "nobody has it"
+            raise OpError("lock_lost", f"the lock was lost: {now} now")
 
 
 # ---------------------------------------------------------------------------------------------- commands
@@ -404,8 +438,10 @@ def pump(call: Call, child: subprocess.Popen[bytes], data: bytes) -> Iterator[tu
         while outputs:
             call.check()
             left = call.remaining()
+            # Asked before the look: what it wrote before it ended is then found by this look, or was read.
+            ended = child.poll() is not None
             ready = selector.select(TICK if left is None else min(TICK, left))
-            if not ready and child.poll() is not None:
+            if not ready and ended:
                 break
             for key, _ in ready:
                 if key.data == "stdin":
@@ -489,6 +525,45 @@ def op_stream(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes
         call.emit({"event": name}, piece)
     call.emit({"event": "exit", "rc": child.returncode})
     return {}, b""
+
+
+def op_program(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
+    """Have a program of the client's answer, in this process: another interpreter would cost more than most answers.
+
+    The source in ``data`` defines ``answer(given, start)``, which returns what JSON can hold; ``start(argv)`` starts a
+    command whose standard output and error are one pipe. What still runs when it has answered is ended.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(argv: list[str]) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(None),
+            start_new_session=True,
+        )
+        started.append(child)
+        with call.agent.guard:
+            call.agent.children.add(child)
+        call.when_cancelled(lambda: stop_child(child))
+        return child
+
+    names: dict[str, Any] = {"__name__": args["name"]}
+    try:
+        exec(compile(data, args["name"], "exec", dont_inherit=True), names)
+        found = names["answer"](args["given"], start)
+    finally:
+        for child in started:
+            if child.poll() is None:
+                stop_child(child)
+                child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+            with call.agent.guard:
+                call.agent.children.discard(child)
+    return {}, json.dumps(found, separators=(",", ":")).encode()
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -580,14 +655,19 @@ def op_append_line(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, 
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
     fresh = not os.path.lexists(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        write_all(descriptor, (b"\n" if torn else b"") + data + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with Mutex(folder):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            try:
+                write_all(descriptor, (b"\n" if torn else b"") + data + b"\n")
+                os.fsync(descriptor)
+            except BaseException:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
     if fresh:
         sync_folder(folder)
     return {}, b""
@@ -705,16 +785,27 @@ def op_remove_tree(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, 
 # ------------------------------------------------------------------------------------------------ hashing
 
 
+class Room(threading.local):
+    """Memory that a thread reads into: a fresh piece for every read costs more than hashing a small file."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(PIECE))
+
+
+ROOM = Room()
+
+
 def hash_file(path: str) -> str:
     """sha256 of a regular file; symbolic links are not followed."""
+    view = ROOM.view
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         digest = hashlib.sha256()
         while True:
-            piece = os.read(descriptor, 1 << 20)
-            if not piece:
+            size = os.readv(descriptor, (view,))
+            if not size:
                 return digest.hexdigest()
-            digest.update(piece)
+            digest.update(view[:size])
     finally:
         os.close(descriptor)
 
@@ -1242,6 +1333,7 @@ def exchange(first: str, second: str) -> None:
 
 # ------------------------------------------------------------------------------- what lies there, and goes
 
+GUARD_PROGRAM = re.compile(r"[0-9a-f]{12}\.py")
 PYCACHE_FILE = re.compile(r"(.+)\.[a-z]+-\d+[a-z]*(?:\.opt-[0-9a-z]+)?\.pyc")
 
 
@@ -1365,10 +1457,38 @@ def op_prune(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]
         "refused": refused,
         "leftovers": swept,
         "unit_files": unit_files,
+        "programs": idle_programs(root, args["program"]) if args.get("program") else 0,
+        "evidence": old_evidence(call, root, float(args.get("evidence_before", 0.0))),
         "byte_code": sweep_byte_code(call, root) if args["byte_code"] else 0,
         "freed_bytes": freed,
         "disk": disk(root),
     }, b""
+
+
+def idle_programs(root: str, keep: str) -> int:
+    """Remove the programs below ``guard/`` but for ``keep`` and what armed rollbacks run; the number of files."""
+    folder = os.path.join(root, "guard")
+    armed = keep + "".join(service_of(root, unit)["armed"] or "" for unit in services_of(root))
+    removed = 0
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        if GUARD_PROGRAM.fullmatch(name) and name not in armed:
+            os.unlink(os.path.join(folder, name))
+            removed += 1
+    return removed
+
+
+def old_evidence(call: Call, root: str, before: float) -> int:
+    """Remove the journals that the host itself kept before that time (epoch); the number of folders."""
+    removed = 0
+    for unit in services_of(root):
+        folder = os.path.join(root, "services", unit, "evidence")
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+            call.check()
+            path = os.path.join(folder, name)
+            if os.lstat(path).st_mtime < before:
+                discard(path)
+                removed += 1
+    return removed
 
 
 def sweep_byte_code(call: Call, root: str) -> int:
@@ -1415,8 +1535,41 @@ def show_unit(call: Call, unit: str) -> dict[str, str]:
     return found
 
 
+def unread_drop_ins(unit: str, read: Iterable[str], folders: Iterable[str] = UNIT_FOLDERS) -> list[str]:
+    """Files that will change a unit's settings at the next daemon-reload, besides those that systemd has ``read``.
+
+    Of several with one name systemd takes the first in this order, and none where that one is empty or a link to
+    /dev/null.
+    """
+    stem, _, kind = unit.rpartition(".")
+    parts = stem.split("-")
+    names = [stem + "."] + ["-".join(parts[:number]) + "-." for number in range(len(parts) - 1, 0, -1)] + [""]
+    found: dict[str, str] = {}
+    for folder in [os.path.join(top, f"{name}{kind}.d") for name in names for top in folders]:
+        try:
+            files = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for file in files:
+            if file.endswith(".conf"):
+                found.setdefault(file, os.path.join(folder, file))
+    known = set(map(os.path.realpath, read))  # /lib is /usr/lib
+    return sorted(
+        path for path in found.values() if os.path.realpath(path) not in known and not is_mask(path)
+    )
+
+
+def is_mask(path: str) -> bool:
+    try:
+        return os.path.realpath(path) == os.devnull or os.stat(path).st_size == 0
+    except OSError:
+        return False
+
+
 def op_show_unit(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
-    return show_unit(call, args["unit"]), b""
+    unit = args["unit"]
+    found = show_unit(call, unit)
+    return {**found, "DropInsUnread": "\n".join(unread_drop_ins(unit, found["DropInPaths"].split()))}, b""
 
 
 def read_bytes(control_group: str) -> int:
@@ -1445,22 +1598,36 @@ def read_bytes(control_group: str) -> int:
     return total
 
 
+CALM = 1.0
+"""Seconds between two looks at a unit whose main process runs: each look costs the host a process and work of PID 1."""
+
+
+def run_of(unit: str) -> str:
+    """Invocation of a unit's current run as the service manager notes it for journald; empty: none, or not noted."""
+    try:
+        return os.readlink("/run/systemd/units/invocation:" + unit)
+    except (OSError, ValueError):
+        return ""
+
+
 def op_watch_unit(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
     unit, interval = args["unit"], max(0.05, float(args["interval"]))
     last: dict[str, str] | None = None
     next_tick = time.monotonic() + 5.0
     while not call.cancelled.is_set():
+        run = run_of(unit)
         found = show_unit(call, unit)
         seen = {key: value for key, value in found.items() if key not in VOLATILE}
         if seen != last:
             call.emit({"event": "unit", "properties": found, "time": time.time()})
             last = seen
         pid = found["MainPID"] if found["MainPID"].isdigit() and found["MainPID"] != "0" else ""
-        until = time.monotonic() + interval
+        calm = pid and (found["ActiveState"], found["SubState"]) == ("active", "running")
+        until = time.monotonic() + (max(interval, CALM) if calm else interval)
         while time.monotonic() < until:
             if call.cancelled.wait(min(0.05, interval)):
                 break
-            if pid and not os.path.exists("/proc/" + pid):
+            if run_of(unit) != run or (pid and not os.path.exists("/proc/" + pid)):
                 break
         if time.monotonic() >= next_tick:
             call.emit({"event": "tick", "time": time.time(), "read_bytes": read_bytes(found["ControlGroup"])})
@@ -1734,6 +1901,7 @@ OPS: dict[str, Callable[[Call, dict[str, Any], bytes], tuple[Any, bytes]]] = {
     "lock_break": op_lock_break,
     "lock_check": op_lock_check,
     "ping": op_ping,
+    "program": op_program,
     "prune": op_prune,
     "publish": op_publish,
     "publish_abort": op_publish_abort,

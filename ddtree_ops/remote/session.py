@@ -12,9 +12,10 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ddtree_ops.errors import DeadlineError, OpsError, RemoteError, SudoError, UnreachableError
+from ddtree_ops.errors import DeadlineError, LockLost, OpsError, RemoteError, SudoError, UnreachableError
 from ddtree_ops.remote.files import FileEntry, SharedReads
 from ddtree_ops.remote.protocol import PIECE, FrameReader, ProtocolError, Transport, encode
 
@@ -41,6 +42,7 @@ __all__ = [
     "Request",
     "Session",
     "Stream",
+    "answers",
     "explain_start",
 ]
 
@@ -73,6 +75,16 @@ class Reply:
 
     values: Mapping[str, Any]
     data: bytes = b""
+
+
+def answers(replies: Iterable[Reply | Exception]) -> list[Reply]:
+    """The replies of a batch that has to succeed as a whole; the first failure is raised."""
+    found: list[Reply] = []
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+        found.append(reply)
+    return found
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,10 @@ def explain_start(
         hint=f"try: ssh HOST {python} --version, and look at the user's shell",
         **start,
     )
+
+
+_IN_THE_WAY = frozenset(("not_a_file", "too_large", "EACCES", "EISDIR", "ELOOP", "ENOTDIR", "EPERM"))
+"""Codes of the agent for a path at which something else lies than we put there."""
 
 
 class AgentError(RemoteError):
@@ -488,7 +504,7 @@ class Session:
             raise self._error(head["error"], call.op, deadline)
         return Reply(head["values"], data)
 
-    def _error(self, error: Mapping[str, Any], op: str, deadline: float | None = None) -> RemoteError:
+    def _error(self, error: Mapping[str, Any], op: str, deadline: float | None = None) -> OpsError:
         message, hint, details = (
             f"{op}: {error['message']}",
             error.get("hint", ""),
@@ -496,6 +512,12 @@ class Session:
         )
         if error["code"] in ("ENOSPC", "EDQUOT") and not hint:
             hint = f"make room on the host: ddtree-ops prune {self.host}"
+        path = error["message"].rpartition(": ")[0]
+        if error["code"] in _IN_THE_WAY and path.startswith("/") and not hint:
+            hint = f"see what lies there: ssh {self.host} ls -ld {shlex.quote(path)}"
+        if error["code"] == "lock_lost":
+            hint = f"ddtree-ops history {self.host}; ddtree-ops status {self.host}"
+            return LockLost(error["message"], host=self.host, hint=hint)
         if error["code"] == "deadline":
             limit = "" if deadline is None else f" ({deadline:g} s)"
             return DeadlineError(message + limit, host=self.host, hint=hint, details=details)
@@ -521,8 +543,12 @@ class Session:
         return lambda: self._result(call, deadline)
 
     def batch(self, requests: Sequence[Request], *, deadline: float = 60.0) -> list[Reply | Exception]:
-        """Several requests, run in order, in one round trip. A failing one yields its RemoteError in place."""
+        """Several requests, run in order, in one round trip. A failing one yields its error in place."""
         return self.begin_batch(requests, deadline=deadline)()
+
+    def ask(self, requests: Sequence[Request], *, deadline: float = 60.0) -> list[Reply]:
+        """:meth:`batch` of requests that all have to succeed: the first failure is raised. No round trip without one."""
+        return answers(self.batch(requests, deadline=deadline)) if requests else []
 
     def begin_batch(
         self, requests: Sequence[Request], *, deadline: float = 60.0
@@ -532,7 +558,7 @@ class Session:
         data = b"".join(item.data for item in requests)
         replied = self.begin("batch", {"requests": listed}, data=data, deadline=deadline)
 
-        def answers() -> list[Reply | Exception]:
+        def replies() -> list[Reply | Exception]:
             reply = replied()
             found: list[Reply | Exception] = []
             start = 0
@@ -544,7 +570,7 @@ class Session:
                     found.append(self._error(result["error"], item.op, deadline))
             return found
 
-        return answers
+        return replies
 
     def run(
         self,
@@ -781,7 +807,8 @@ class Session:
         """Stream the unit's state: ``{"event": "unit", "properties": {...}, "time": epoch}`` at once, then on change.
 
         Properties are those of ``systemctl show`` that :data:`ddtree_ops.remote.agent.PROPERTIES` names, as text.
-        The unit is looked at every ``interval`` seconds, and within 50 ms of the death of its main process.
+        The unit is looked at every ``interval`` seconds, once a second where it is active and its main process runs,
+        and within 50 ms of the death of that process or the start of another run.
         ``{"event": "tick", "time": epoch, "read_bytes": n}`` every 5 s (``read_bytes``: sum of /proc/PID/io
         read_bytes over the unit's control group, for progress).
         """
@@ -795,6 +822,10 @@ class Session:
         The agent renews it as long as it hears from this side, which speaks at least four times a ``lease``. A killed
         client frees it at once, through its closed connection; a killed agent or a dead network after ``lease``
         seconds without a sign of life. It holds no longer than the boot of the host in which it was taken.
+
+        From then on the agent refuses this session's changes (files, links, history, starting and stopping units)
+        where the lock is not its own any more: :class:`~ddtree_ops.errors.LockLost`. So a client that was frozen
+        while somebody else took over does no harm when it wakes up.
 
         :param owner: what others are told: ``who``, ``origin``, ``command``; ``id`` names the lock, left out one is
             made.

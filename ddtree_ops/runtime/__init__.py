@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddtree_ops.runtime.bundle import Bundle, build, known_bundle, open_bundle
     from ddtree_ops.runtime.description import Description, PatchFile, list_descriptions, load_description
-    from ddtree_ops.runtime.patchcheck import Leftover, PatchCheck, PatchState, check_path, check_source
+    from ddtree_ops.runtime.patchcheck import (
+        Leftover,
+        PatchCheck,
+        PatchState,
+        check_bundle,
+        check_path,
+        check_source,
+    )
     from ddtree_ops.runtime.series import AppliedPatch, apply_series
     from ddtree_ops.runtime.vendor import vendor
     from ddtree_ops.runtime.verify import Difference, compare, verify_bundle
@@ -28,6 +35,7 @@ __all__ = [
     "PatchState",
     "apply_series",
     "build",
+    "check_bundle",
     "check_path",
     "check_source",
     "compare",
@@ -51,6 +59,7 @@ _HOMES = {
     "PatchState": "patchcheck",
     "apply_series": "series",
     "build": "bundle",
+    "check_bundle": "patchcheck",
     "check_path": "patchcheck",
     "check_source": "patchcheck",
     "compare": "verify",

@@ -94,6 +94,19 @@ class Bundle:
         """Bytes of all files."""
         return sum(entry.size for entry in self.files)
 
+    def read(self, path: str) -> bytes | None:
+        """Content of a file, None where the bundle has none of that name.
+
+        :raises BuildError: it is not as built. :raises OSError: it cannot be read.
+        """
+        wanted = next((entry.sha256 for entry in self.files if entry.path == path), None)
+        if wanted is None:
+            return None
+        content = (self.root / path).read_bytes()
+        if hashlib.sha256(content).hexdigest() != wanted:
+            raise BuildError(f"{path} in {self.root} is not as built")
+        return content
+
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable form, without the list of files."""
         return {
@@ -216,7 +229,7 @@ def _read(folder: Path) -> Bundle:
         manifest = (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise BuildError(
-            f"{folder} is no bundle: {MANIFEST}: {error.strerror}", hint="ddtree-ops runtime build"
+            f"{folder} is no bundle: {MANIFEST}: {error.strerror}", hint="ddtree-ops runtime build RUNTIME"
         ) from error
     try:
         recorded = json.loads(manifest)

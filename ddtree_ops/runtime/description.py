@@ -16,7 +16,14 @@ from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.yaml_source import Document, Problem, load_model, suggestion
 from ddtree_ops.paths import shipped
 
-__all__ = ["BaseWheel", "Description", "PatchFile", "list_descriptions", "load_description"]
+__all__ = [
+    "BaseWheel",
+    "Description",
+    "PatchFile",
+    "description_state",
+    "list_descriptions",
+    "load_description",
+]
 
 FILE_NAME = "runtime.yaml"
 
@@ -155,6 +162,16 @@ def load_description(name_or_path: str | Path) -> Description:
     loaded = load_model(path, _File, interpolate=False, what="runtime description", extra=extra)
     patches = tuple(PatchFile(name, (path.parent / name).read_bytes()) for name in loaded.patches)
     return Description(loaded.name, loaded.summary, path.parent, loaded.base, patches, loaded.pristine)
+
+
+def description_state(name_or_path: str | Path) -> list[list[str]]:
+    """Names and sha256 of the files of a description: what :func:`load_description` would read.
+
+    :raises ConfigError: there is none.
+    """
+    folder = _locate(str(name_or_path)).parent
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
 
 
 def _locate(name: str) -> Path:

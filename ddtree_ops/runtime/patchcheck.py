@@ -7,23 +7,31 @@ import contextlib
 import csv
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddtree_ops.results import Verdict
-from ddtree_ops.runtime.description import Description, load_description
+from ddtree_ops.runtime.description import Description, description_state, load_description
+from ddtree_ops.runtime.kept import key_of, place_of, read_kept, write_kept
 from ddtree_ops.runtime.series import Content, peel_series
+from ddtree_ops.runtime.series import __file__ as series_code
 from ddtree_ops.runtime.tree import explained, open_tree
 from ddtree_ops.runtime.verify import Difference
-from ddtree_ops.sizing import RUNNER_PATH, Sizing, SizingError, prove
+from ddtree_ops.sizing import RUNNER_PATH, Sizing, SizingError, SizingRow, prove
+from ddtree_ops.sizing import __file__ as sizing_code
+
+if TYPE_CHECKING:
+    from ddtree_ops.runtime.bundle import Bundle
 
 __all__ = [
     "Leftover",
     "PatchCheck",
     "PatchState",
+    "check_bundle",
     "check_path",
     "check_source",
     "find_leftovers",
@@ -246,6 +254,55 @@ def check_source(
             searched += 1
             leftovers += find_leftovers(path, content.data)
     return _judge(where, known, remembered, leftovers, searched, None, block_size, budget)
+
+
+def check_bundle(
+    bundle: Bundle, *, where: str, description: str, block_size: int, budget: int | None
+) -> PatchCheck:
+    """The same over a bundle of the cache, found out once: then it is kept beside the bundle.
+
+    :raises BuildError: a file that is read is not as built, or git is missing. :raises OSError: it cannot be read.
+    """
+    code = (__file__, sizing_code, series_code)
+    key = key_of(bundle.digest, description_state(description), block_size, budget, code=code)
+    with _guard:
+        if key not in _kept:
+            folder = place_of(bundle)
+            kept = _revived(read_kept(folder, "patch-check", key))
+            if kept is None:
+                kept = check_source(
+                    bundle.read, description=description, block_size=block_size, budget=budget
+                )
+                write_kept(folder, "patch-check", key, asdict(kept))
+            _kept[key] = kept
+        return replace(_kept[key], where=where)
+
+
+_guard = threading.Lock()
+_kept: dict[str, PatchCheck] = {}
+
+
+def _revived(kept: Any) -> PatchCheck | None:
+    """What :func:`check_source` found, from its form as JSON; None where that has another form."""
+
+    def sized(value: Any) -> Sizing | None:
+        if value is None:
+            return None
+        return Sizing(**{**value, "rows": tuple(SizingRow(**row) for row in value["rows"])})
+
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return PatchCheck(
+            **{
+                **kept,
+                "state": PatchState(kept["state"]),
+                "applied": tuple(kept["applied"]),
+                "absent": tuple(kept["absent"]),
+                "leftovers": tuple(Leftover(**row) for row in kept["leftovers"]),
+                "sizing": sized(kept["sizing"]),
+                "unpatched": sized(kept["unpatched"]),
+            }
+        )
+    return None
 
 
 def find_leftovers(path: str, data: bytes) -> list[Leftover]:

@@ -74,7 +74,7 @@ def _scan(bundle: Bundle, top: str) -> list[FileEntry]:
     folder = bundle.root / top
     if not folder.is_dir():
         if not top:
-            raise BuildError(f"{folder}: the tree is gone", hint="ddtree-ops runtime build")
+            raise BuildError(f"{folder}: the tree is gone", hint="ddtree-ops runtime build RUNTIME")
         return []
     prefix = f"{top}/" if top else ""
     return [

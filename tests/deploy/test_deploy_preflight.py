@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,30 @@ def test_requirements_of_extras_and_other_machines_are_left_out(bundle):
     }
     assert [one.name for one in pins.mismatches(without, "x86_64", "3.12")] == ["torchcodec"]
     assert [one.name for one in pins.mismatches(without, "aarch64", "3.12")] == ["decord2", "av"]
+
+
+def test_a_venv_is_judged_once_and_what_came_out_is_kept(bundle, tmp_path, monkeypatch):
+    (tmp_path / bundle.digest).mkdir()
+    kept = replace(bundle, root=tmp_path / bundle.digest / "tree")
+    kept.root.symlink_to(bundle.root)
+    have = {name: tuple(versions) for name, versions in BASE["venv"]["packages"].items()}
+    have |= {"torch": ("2.10.0",), "openai": ("2.5.0",)}
+
+    def judge(packages):
+        monkeypatch.setattr("ddtree_ops.deploy.preflight.pins._kept", {})  # as another process
+        return pins_of(kept).mismatches(packages, "x86_64", "3.12")
+
+    found = judge(have)
+    assert [(one.name, one.found, one.older, one.near) for one in found] == [
+        ("openai", "2.5.0", True, False),
+        ("torch", "2.10.0", True, False),
+    ]
+    (file,) = (tmp_path / bundle.digest).glob("venv-*.json")
+    file.write_text(file.read_text().replace("2.5.0", "2.5.1"))
+    assert [one.found for one in judge(have)] == ["2.5.1", "2.10.0"], "read, not judged again"
+    file.write_text("{")
+    assert judge(have) == found
+    assert [one.name for one in judge({**have, "torch": ("2.11.0+cu130",)})] == ["openai"]
 
 
 def test_a_runtime_without_metadata_has_no_pins(tmp_path):

@@ -128,7 +128,7 @@ def test_model_drafter_venv_and_port_all_at_once_and_the_deploy_is_refused(sessi
     do(session, "sed", "-i", "s/0.4.2/0.4.1/", kernel)
     events: list[Event] = []
     deployment = Deployment(target, session, events.append)
-    wait_for(lambda: bool(deployment.control.port_owner(target.service.port)))
+    wait_for(lambda: bool(deployment.control.port_owner(target.service.port, target.service.bind)))
     try:
         found = wrong(session, target)
         deployment.build()

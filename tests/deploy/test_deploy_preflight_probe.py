@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_ops.deploy.audit import act_line
 from ddtree_ops.deploy.preflight import Facts, parse_facts, probe_request
 from ddtree_ops.inventory.models import GPU, SSH, Host, RuntimeSpec, Service, Target
 from ddtree_ops.lab import furnish
 from ddtree_ops.remote import connect_local
-from ddtree_ops.remote.session import Session
+from ddtree_ops.remote.session import AgentError, Session
 
 PROBE = Path(__file__).parents[2] / "ddtree_ops/deploy/preflight/probe_host.py"
 
@@ -53,7 +55,27 @@ def look(session: Session, model: Path, *, gpu: bool = False, **service: object)
     (reply,) = session.batch([request])
     assert session.round_trips == before + 1
     assert not isinstance(reply, Exception)
-    return parse_facts(reply.data[: reply.values["stdout"]], reply.data[reply.values["stdout"] :])
+    return parse_facts(reply.data)
+
+
+def test_runs_that_were_stopped_as_asked_for_are_read_from_the_end_of_the_audit(session, model):
+    root = model.parent / "root"
+    root.mkdir(exist_ok=True)
+    named = {"who": "ann", "origin": "desk"}
+    lines = [
+        act_line("stop", service="t.service", outcome="ok", invocation="a1", **named),
+        act_line("stop", service="other.service", outcome="ok", invocation="b1", **named),
+        "[1, {",
+        act_line("stop", service="t.service", outcome="ok", invocation="a2", detail="x" * 300_000, **named),
+        "[]",
+        act_line("start", service="t.service", outcome="ok", **named),
+    ]
+    (root / "audit.jsonl").write_text("\n".join(lines) + "\n" * (1 << 10))
+    assert look(session, model).planned_ends == ("a1", "a2")
+    (root / "audit.jsonl").write_text("\n".join([*lines, "x" * (1 << 18), lines[0]]) + "\n")
+    assert look(session, model).planned_ends == ("a1",)
+    (root / "audit.jsonl").unlink()
+    assert look(session, model).planned_ends == ()
 
 
 def test_a_whole_model_and_this_machine(session, model):
@@ -130,7 +152,51 @@ def test_shards_without_an_index_are_counted_by_their_names(session, model):
     )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 7}'])
+@pytest.mark.parametrize(
+    "header",
+    ['{"a": {"data_offsets": [0, "9"]}}', '{"a": {"data_offsets": [0, null]}}', "[" * 100_000, "null"],
+    ids=["text", "null", "deep", "nothing"],
+)
+def test_a_header_that_is_json_and_no_header(session, model, header):
+    name = "model-00007-of-000064.safetensors"
+    (model / name).write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    assert look(session, model).model.broken == ((name, "its safetensors header cannot be read"),)
+
+
+def test_what_is_no_file_is_not_waited_for(session, model):
+    names = [f"model-0000{number}-of-000064.safetensors" for number in (3, 4, 5)]
+    for name in names:
+        (model / name).unlink()
+    os.mkfifo(model / names[0])
+    (model / names[1]).mkdir()
+    (model / names[2]).symlink_to("/nowhere")
+    assert look(session, model).model.broken == (
+        (names[0], "no file"),
+        (names[1], "no file"),
+        (names[2], "a link to nothing"),
+    )
+
+
+def test_a_total_that_is_no_number_of_bytes(session, model):
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    for total in (float("inf"), float("nan"), 10**400, "9"):
+        index["metadata"]["total_size"] = total
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        found = look(session, model).model
+        assert (found.total_size, found.error) == (None, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"weight_map": 7}',
+        '{"weight_map": {"a": 5}}',
+        '{"weight_map": {"a": "\\u0000"}}',
+        "[" * 100_000,
+    ],
+)
 def test_an_index_that_is_no_index(session, model, text):
     (model / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json" in look(session, model).model.error
@@ -188,6 +254,16 @@ def test_nvidia_smi_that_is_not_there(session, tmp_path):
     smi = look(session, tmp_path / "none", gpu=True).smi
     assert smi is not None
     assert (smi.status, smi.text) == (127, "No such file or directory")
+
+
+def test_a_program_that_fails_says_where_and_leaves_no_process(session):
+    source = b"def answer(given, start):\n    given.append(start(['sleep', '600']).pid)\n    raise KeyError(given)\n"
+    with pytest.raises(AgentError) as caught:
+        session.request("program", {"name": "broken", "given": []}, data=source)
+    assert caught.value.code == "internal"
+    (pid,) = re.findall(r"^KeyError: \[(\d+)\]$", caught.value.details[-1])
+    assert not Path("/proc", pid).exists()
+    assert 'File "broken", line 3' in "\n".join(caught.value.details)
 
 
 def test_the_probe_is_python_3_8():

@@ -73,6 +73,24 @@ def test_survey(local: Session, root: Path) -> None:
     ]
 
 
+def test_guard_programs_that_nothing_armed_runs_and_old_journals_go(local: Session, root: Path) -> None:
+    folder = link(root, "x.service", FIRST)
+    (folder / "rollback.json").write_text('{"program": "/deploy/guard/0123456789ab.py"}')
+    (root / "guard").mkdir()
+    for name in ("0123456789ab.py", "ba9876543210.py", "aaaaaaaaaaaa.py", "notes.py"):
+        (root / "guard" / name).write_text("")
+    for name in ("old", "new"):
+        (folder / "evidence" / name).mkdir(parents=True)
+        (folder / "evidence" / name / "journal.txt").write_text(name)
+    os.utime(folder / "evidence/old", (1000, 1000))
+    assert prune(local, root)["programs"] == prune(local, root)["evidence"] == 0
+    found = prune(local, root, program="aaaaaaaaaaaa.py", evidence_before=2000.0)
+    assert (found["programs"], found["evidence"]) == (1, 1)
+    left = ["0123456789ab.py", "aaaaaaaaaaaa.py", "notes.py"]
+    assert sorted(path.name for path in (root / "guard").iterdir()) == left
+    assert [path.name for path in (folder / "evidence").iterdir()] == ["new"]
+
+
 def test_an_empty_host_is_surveyed_and_pruned(local: Session, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     found = local.request("survey", {"root": str(nowhere)}).values

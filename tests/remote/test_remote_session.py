@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,23 @@ def test_a_grandchild_that_keeps_the_output_open_does_not_hang(local: Session) -
     done = local.run(["sh", "-c", "sleep 30 & echo done"], deadline=10.0)
     assert done.text == "done\n"
     assert done.rc == 0
+
+
+def test_what_is_said_just_before_the_end_is_not_lost(own: Session, tmp_path: Path, wait_until: Any) -> None:
+    """The agent gets no processor time between its last look at the output and the command's end."""
+    script = "echo $$ > $0.new; mv $0.new $0.pid; until [ -e $0.go ]; do sleep 0.02; done; echo said"
+    stream = own.stream(["sh", "-c", script, str(tmp_path / "it")])
+    pid = tmp_path / "it.pid"
+    wait_until(pid.exists)
+    status = Path(f"/proc/{pid.read_text().strip()}/status")
+    os.kill(own.facts["pid"], signal.SIGSTOP)
+    try:
+        (tmp_path / "it.go").touch()
+        wait_until(lambda: "State:\tZ" in status.read_text())
+        time.sleep(agent.TICK)
+    finally:
+        os.kill(own.facts["pid"], signal.SIGCONT)
+    assert [(values["event"], data) for values, data in stream] == [("stdout", b"said\n"), ("exit", b"")]
 
 
 def test_requests_run_side_by_side(local: Session) -> None:
@@ -263,8 +281,9 @@ def test_read_file(local: Session, tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match="larger than 1000 bytes"):
         local.read_file(f"{tmp_path}/big", max_bytes=1000)
     assert local.read_file(f"{tmp_path}/big", max_bytes=1001) == b"x" * 1001
-    with pytest.raises(RemoteError, match="not a regular file"):
+    with pytest.raises(RemoteError, match="not a regular file") as caught:
         local.read_file(str(tmp_path))
+    assert caught.value.hint.endswith(f" ls -ld {tmp_path}")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RemoteError, match="not a regular file"):
         local.read_file(f"{tmp_path}/pipe")

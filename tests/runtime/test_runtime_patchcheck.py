@@ -13,7 +13,15 @@ import pytest
 
 from ddtree_ops.errors import BuildError
 from ddtree_ops.results import Verdict
-from ddtree_ops.runtime import Bundle, PatchCheck, PatchState, check_path, check_source, load_description
+from ddtree_ops.runtime import (
+    Bundle,
+    PatchCheck,
+    PatchState,
+    check_path,
+    check_source,
+    load_description,
+    patchcheck,
+)
 from ddtree_ops.runtime.patchcheck import find_leftovers
 from ddtree_ops.sizing import RUNNER_PATH
 
@@ -43,6 +51,35 @@ def test_the_real_bundle_and_the_real_wheel(patched: Bundle, wheel: Path) -> Non
     assert found.sentence.startswith("The unpatched file gives 8 / 8 / 8 / 1: the target worker's graph")
     assert "The size of tensor a (8) must match the size of tensor b (33)" in found.sentence
     json.dumps(found.to_json())
+
+
+def test_a_bundle_is_checked_once_and_what_was_found_is_kept_beside_it(
+    patched: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = replace(patched, root=tmp_path / patched.digest / "tree")
+    bundle.root.parent.mkdir()
+    asked = {"description": "sglang-0.5.11", "block_size": 8, "budget": 32}
+
+    def check(**other: int) -> PatchCheck:
+        monkeypatch.setattr(patchcheck, "_kept", {})  # as another process
+        return patchcheck.check_bundle(bundle, where="ct200", **{**asked, **other})
+
+    with pytest.raises(OSError):
+        check()
+    bundle.root.symlink_to(patched.root)
+    expected = check_source(patched.read, where="ct200", **asked)
+    assert check() == expected and expected.state is PatchState.PATCHED
+    (kept,) = bundle.root.parent.glob("patch-check-*.json")
+    bundle.root.unlink()
+    assert check() == expected, "without the files"
+    for damage in (b"", b"{", kept.read_bytes().replace(b'"patched"', b'"mended"')):
+        kept.write_bytes(damage)
+        with pytest.raises(OSError):
+            check()
+    bundle.root.symlink_to(patched.root)
+    assert check() == expected
+    assert check(budget=7).sizing != expected.sizing
+    assert len([*bundle.root.parent.glob("patch-check-*.json")]) == 2
 
 
 def test_wheels(make_wheel: Callable[..., Path], patched_source: str, pristine_source: str) -> None:

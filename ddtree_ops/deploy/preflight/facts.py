@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddtree_ops.errors import RemoteError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Request
 from ddtree_ops.service.journal import Entry, parse_entries
@@ -148,6 +147,7 @@ class Process:
 class Facts:
     """What the probe found.
 
+    :param planned_ends: runs that were stopped as asked for, by InvocationID, as far as the audit says.
     :param entries: of this boot, oldest first: systemd's words on the unit, its core dumps, what journald suppressed.
     :param kernel: telling lines of the kernel's log of this boot; ``kernel_lines`` is how many were looked at.
     :param synchronised: the kernel's clock is held by NTP or PTP; None: it did not say.
@@ -164,6 +164,7 @@ class Facts:
     journal: Answer
     journal_persistent: bool
     journal_volatile: bool
+    planned_ends: tuple[str, ...]
     entries: tuple[Entry, ...]
     coredumps: tuple[str, ...]
     kernel: tuple[str, ...]
@@ -196,7 +197,7 @@ def _source() -> bytes:
 
 
 def probe_request(target: Target) -> Request:
-    """The one request that gathers the facts; the probe travels as text, all that varies as one JSON argument."""
+    """The one request that gathers the facts; the probe travels as text, all that varies as one JSON object."""
     service = target.service
     want = {
         "root": target.host.deploy_root,
@@ -207,23 +208,12 @@ def probe_request(target: Target) -> Request:
         "unit": service.unit,
         "gpu": target.host.gpu is not None,
     }
-    argv = [target.host.ssh.python, "-I", "-S", "-", json.dumps(want)]
-    return Request("run", {"argv": argv}, _source())
+    return Request("program", {"name": "preflight", "given": want}, _source())
 
 
-def parse_facts(stdout: bytes, stderr: bytes = b"") -> Facts:
-    """Facts from the probe's output.
-
-    :raises RemoteError: the output is not the probe's; ``stderr`` says why.
-    """
-    try:
-        raw = json.loads(stdout)
-    except ValueError:
-        raise RemoteError(
-            "the preflight probe gave no answer",
-            hint="does ssh.python of the inventory name a working Python >= 3.8?",
-            details=tuple(stderr.decode("utf-8", "replace").splitlines()[-5:]),
-        ) from None
+def parse_facts(answer: bytes) -> Facts:
+    """Facts from the probe's answer."""
+    raw = json.loads(answer)
     systemd = Answer(*raw["systemd"])
     version = re.search(r"systemd (\d+)", systemd.text) if systemd.status == 0 else None
     entries, dumps = _journal(Answer(*raw["unit"]))
@@ -238,6 +228,7 @@ def parse_facts(stdout: bytes, stderr: bytes = b"") -> Facts:
         journal=Answer(*raw["journal"]["read"]),
         journal_persistent=raw["journal"]["persistent"],
         journal_volatile=raw["journal"]["volatile"],
+        planned_ends=tuple(raw["planned_ends"]),
         entries=entries,
         coredumps=dumps,
         kernel=tuple(raw["kernel"]["telling"]),

@@ -16,7 +16,7 @@ from ddtree_ops.deploy.preflight.judge_gpu import judge_gpus
 from ddtree_ops.deploy.preflight.judge_model import judge_models
 from ddtree_ops.deploy.preflight.judge_venv import judge_venv, judge_versions
 from ddtree_ops.deploy.preflight.pins import Pins, pins_of
-from ddtree_ops.deploy.preflight.verdicts import GIB, MIB, count, failed, listed, passed, size, unsure
+from ddtree_ops.deploy.preflight.verdicts import GIB, MIB, failed, listed, passed, size, unsure
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Evidence
 from ddtree_ops.service.control import PortOwner
@@ -25,6 +25,7 @@ from ddtree_ops.service.credentials import MINIMUM_SYSTEMD as CREDENTIALS_SYSTEM
 from ddtree_ops.service.ending import Ending
 from ddtree_ops.service.journal import Entry, MessageId
 from ddtree_ops.service.state import UnitState
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.runtime import Bundle
@@ -113,12 +114,14 @@ def judge(
         *_crash(target, facts, state),
         *_kernel(target, facts),
     ]
-    if state is not None and state.drop_in_paths:
+    unread = [f"{path} (not read by systemd yet)" for path in state.unread_drop_ins] if state else []
+    drop_ins = [*state.drop_in_paths, *unread] if state else []
+    if drop_ins:
         results.append(
             unsure(
                 "drop-ins",
-                f"settings of {target.service.unit} also come from {listed(state.drop_in_paths)}, which the plan "
-                "does not show",
+                f"settings of {target.service.unit} also come from {listed(drop_ins)}"
+                + (": a deploy makes it do so" if unread else ""),
                 "put them into the inventory and remove the file",
             )
         )
@@ -383,7 +386,7 @@ def _crash(target: Target, facts: Facts, state: UnitState | None) -> list[CheckR
         return []
     unit, hint = target.service.unit, f"ddtree-ops diagnose {target.host.name}"
     run = _telling_run(facts)
-    ending = Ending.of(run)
+    ending = _ending(facts, run)
     figures = {
         "result": state.result, "n_restarts": state.n_restarts, "coredumps": list(facts.coredumps),
     }  # fmt: skip
@@ -406,7 +409,7 @@ def _crash(target: Target, facts: Facts, state: UnitState | None) -> list[CheckR
         )
         said = f"a run of {unit} crashed{_ago(facts, ended)}: {how}"
         return [unsure("crash", said, hint, *evidence, **figures)]
-    if state.n_restarts:
+    if state.n_restarts and (state.running or not ending.planned):
         said = f"systemd restarted {unit} {count(state.n_restarts, 'time')} since it was started"
         return [unsure("crash", said, hint, *evidence, **figures)]
     if facts.coredumps:
@@ -424,9 +427,14 @@ def _telling_run(facts: Facts) -> list[Entry]:
         if entry.invocation:
             runs.setdefault(entry.invocation, []).append(entry)
     for run in reversed(runs.values()):
-        if Ending.of(run).crashed and facts.time - run[-1].time.timestamp() < REMEMBERED_S:
+        if _ending(facts, run).crashed and facts.time - run[-1].time.timestamp() < REMEMBERED_S:
             return run
     return next(reversed(runs.values()), [])
+
+
+def _ending(facts: Facts, run: list[Entry]) -> Ending:
+    """How a run ended; a node of a service over several hosts ends by itself once its head was stopped, as planned."""
+    return Ending.of(run, planned=bool(run) and run[0].invocation in facts.planned_ends)
 
 
 def _ago(facts: Facts, moment: datetime | None) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from ddtree_ops.deploy.preflight.facts import Answer, Facts, GPUFacts, Process
-from ddtree_ops.deploy.preflight.verdicts import count, failed, listed, passed, size, unsure
+from ddtree_ops.deploy.preflight.verdicts import failed, listed, passed, size, unsure
 from ddtree_ops.inventory.models import GPU, Target
 from ddtree_ops.results import CheckResult, Evidence
 from ddtree_ops.service.state import UnitState
+from ddtree_ops.wording import count
 
 __all__ = ["judge_gpus"]
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddtree_ops.deploy.preflight.facts import Facts, Model
-from ddtree_ops.deploy.preflight.verdicts import count, failed, listed, passed, size, unsure
+from ddtree_ops.deploy.preflight.verdicts import failed, listed, passed, size, unsure
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Evidence
+from ddtree_ops.wording import count
 
 __all__ = ["judge_models"]
 
@@ -21,6 +22,7 @@ CONTEXT_KEYS = (
     "max_position_embeddings",
 )
 """As sglang looks for them, in its order (srt/utils/hf_transformers/common.py)."""
+_ABSURD = 1 << 40
 LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 
@@ -99,6 +101,8 @@ def _context(target: Target, found: Model) -> list[CheckResult]:
         factor = 1 if scaling.get("rope_type") == "llama3" else scaling.get("factor", 1)
     length = next((found.text[key] for key in CONTEXT_KEYS if found.text.get(key) is not None), None)
     if not isinstance(length, int) or not isinstance(factor, int | float):
+        return []
+    if not (0 < length < _ABSURD and 0 < factor < _ABSURD):
         return []
     limit, asked = int(length * factor), target.service.args.get("context-length")
     if not isinstance(asked, int) or isinstance(asked, bool):

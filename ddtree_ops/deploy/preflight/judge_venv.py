@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ddtree_ops.deploy.preflight.facts import Facts
 from ddtree_ops.deploy.preflight.pins import Mismatch, Pins
-from ddtree_ops.deploy.preflight.verdicts import count, failed, listed, passed, unsure
+from ddtree_ops.deploy.preflight.verdicts import failed, listed, passed, unsure
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Evidence
+from ddtree_ops.wording import count
 
 __all__ = ["judge_venv", "judge_versions"]
 

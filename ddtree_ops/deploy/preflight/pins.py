@@ -1,21 +1,24 @@
-"""What a runtime wants of the venv: Python tag and the requirements in the base wheel's METADATA. Pure but for one read.
+"""What a runtime wants of the venv: Python tag and the requirements in the base wheel's METADATA.
 
 The release shadows only the venv's ``sglang``; everything it imports stays the venv's own, so what the wheel
-requires must be there.
+requires must be there. What came out for a venv is kept beside the bundle: the same venv is not judged twice, and a
+deploy without a change never imports ``packaging``.
 """
 
 from __future__ import annotations
 
-import email.parser
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from ddtree_ops.runtime.kept import key_of, place_of, read_kept, write_kept
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from ddtree_ops.runtime import Bundle
 
 __all__ = ["Mismatch", "Pins", "pins_of"]
@@ -42,10 +45,30 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Pins:
-    """Requirements of a base wheel, those of its extras left out. ``source`` names it for people."""
+    """Requirements of a base wheel.
+
+    :param source: names it for people. :param lines: its ``Requires-Dist``, those of extras too.
+    :param folder: where what came out is kept; None: nowhere.
+    """
 
     source: str
-    requirements: tuple[Requirement, ...]
+    lines: tuple[str, ...]
+    folder: Path | None = None
+
+    @cached_property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """Those that are not of an extra."""
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        found = []
+        for line in self.lines:
+            try:
+                wanted = Requirement(line)
+            except InvalidRequirement:
+                continue
+            if "extra ==" not in str(wanted.marker or ""):
+                found.append(wanted)
+        return tuple(found)
 
     def mismatches(
         self, packages: Mapping[str, tuple[str, ...]], machine: str, python: str
@@ -54,6 +77,24 @@ class Pins:
 
         :param machine: of the host, as ``uname -m`` (markers); ``python``: ``3.12``.
         """
+        import packaging
+
+        asked = (packaging.__version__, self.lines, sorted(packages.items()), machine, python)
+        key = key_of(*asked, code=(__file__,))
+        with _guard:
+            if key not in _kept:
+                rows = read_kept(self.folder, "venv", key)
+                if rows is None:
+                    rows = [astuple(one) for one in self._mismatches(packages, machine, python)]
+                    write_kept(self.folder, "venv", key, rows)
+                _kept[key] = [Mismatch(*row) for row in rows]
+            return list(_kept[key])
+
+    def _mismatches(
+        self, packages: Mapping[str, tuple[str, ...]], machine: str, python: str
+    ) -> list[Mismatch]:
+        from packaging.utils import canonicalize_name
+
         where = {
             "extra": "",
             "sys_platform": "linux",
@@ -75,7 +116,13 @@ class Pins:
         return found
 
 
+_guard = threading.Lock()
+_kept: dict[str, list[Mismatch]] = {}
+
+
 def _mismatch(wanted: Requirement, version: str) -> Mismatch:
+    from packaging.version import InvalidVersion, Version
+
     try:
         have = Version(version)
         asked = [
@@ -98,13 +145,11 @@ def pins_of(bundle: Bundle) -> Pins | None:
         text = (bundle.root / path).read_text("utf-8", errors="replace")
     except OSError:
         return None
-    head = email.parser.HeaderParser().parsestr(text)
-    requirements = []
-    for line in head.get_all("Requires-Dist") or ():
-        try:
-            wanted = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if "extra ==" not in str(wanted.marker or ""):
-            requirements.append(wanted)
-    return Pins(f"{head.get('Name', 'sglang')} {head.get('Version', '')}".strip(), tuple(requirements))
+    head: dict[str, list[str]] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        name, colon, value = line.partition(":")
+        if colon and not name[:1].isspace():
+            head.setdefault(name.lower(), []).append(value.strip())
+    name, version = (head.get(word, [""])[0] for word in ("name", "version"))
+    lines = tuple(head.get("requires-dist", ()))
+    return Pins(f"{name or 'sglang'} {version}".strip(), lines, place_of(bundle))

@@ -1,12 +1,12 @@
-"""Facts of a host, as one JSON object: runs there with its own Python (>= 3.8), standard library only.
+"""Facts of a host, as one JSON object: runs there in the agent (Python >= 3.8), standard library only.
 
-:mod:`ddtree_ops.deploy.preflight.facts` reads this file as text and sends it to ``python3 -``; what varies comes as
-one JSON argument. Nothing is judged here and nothing is changed. Commands run side by side, in the C locale; of
+:mod:`ddtree_ops.deploy.preflight.facts` reads this file as text and sends it as a ``program`` of the agent, which
+calls :func:`answer`; what varies comes as one JSON object. Nothing is judged here and nothing is changed. Commands run side by side, in the C locale; of
 weights only the safetensors headers are read, so that 590 GB take no longer than their 64 headers.
 """
 
 # Python 3.8, and quick to start on the host: no pathlib, no typing.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH120, PTH123, PTH208, UP031, B905
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH118, PTH120, PTH123, PTH208, UP031, B905
 from __future__ import annotations
 
 import json
@@ -14,16 +14,17 @@ import os
 import re
 import struct
 import subprocess
-import sys
+import threading
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["GPU_FIELDS", "gather", "look_at_model", "main"]
+__all__ = ["GPU_FIELDS", "answer", "look_at_model"]
 
+AUDIT_BYTES = 1 << 18
 COMMAND_LIMIT_S = 20.0
 GPU_FIELDS = (
     "index,uuid,name,compute_cap,memory.total,memory.used,driver_version,persistence_mode,mig.mode.current,"
@@ -70,17 +71,11 @@ SUPPRESSED_ID = "a596d6fe7bfa4994828e72309e95d61e"
 class Command:
     """A command under way; ``answer`` is ``[exit status, output]``: 127 not there, 126 may not be run, 124 too slow."""
 
-    def __init__(self, *argv: str) -> None:
+    def __init__(self, start: Callable[[list[str]], subprocess.Popen[bytes]], argv: list[str]) -> None:
         self.ends = time.monotonic() + COMMAND_LIMIT_S
         self.failed: list[Any] | None = None
         try:
-            self.child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=dict(os.environ, LC_ALL="C"),
-            )
+            self.child = start(argv)
         except OSError as error:
             self.failed = [127 if error.errno == 2 else 126, error.strerror or str(error)]
 
@@ -160,6 +155,25 @@ def manager() -> dict[str, Any]:
     return found
 
 
+def planned_ends(root: str, unit: str) -> list[str]:
+    """Runs of the unit that the end of the audit says were stopped as asked for, by InvocationID."""
+    try:
+        with open(os.path.join(root, "audit.jsonl"), "rb") as source:
+            source.seek(max(0, source.seek(0, 2) - AUDIT_BYTES))
+            lines = source.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            act = json.loads(line)
+            if act["service"] == unit and act.get("invocation"):
+                found.append(str(act["invocation"]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
+
+
 def clock_is_synchronised() -> bool | None:
     """As ``timedatectl`` decides it: the kernel's adjtimex(2), without a word to D-Bus."""
     try:
@@ -203,9 +217,19 @@ def read_json(path: str) -> Any:
         return json.load(source)
 
 
+def data_end(item: dict[str, Any]) -> int:
+    end = item["data_offsets"][1]
+    if not isinstance(end, int):
+        raise TypeError(end)
+    return end
+
+
 def header_of(path: str) -> tuple[int, dict[str, Any], str]:
     """``(file size, tensors, problem)`` of a safetensors file: 8 bytes of length, JSON, then the data."""
+    size = 0
     try:
+        if os.path.lexists(path) and not os.path.isfile(path):
+            return 0, {}, "no file" if os.path.exists(path) else "a link to nothing"
         with open(path, "rb") as source:
             size = os.fstat(source.fileno()).st_size
             if size == 0:
@@ -218,10 +242,10 @@ def header_of(path: str) -> tuple[int, dict[str, Any], str]:
                 return size, {}, "no safetensors header in its first %d bytes" % size
             tensors = json.loads(source.read(length).decode("utf-8"))
             tensors.pop("__metadata__", None)
-            end = max([item["data_offsets"][1] for item in tensors.values()] or [0])
+            end = max([data_end(item) for item in tensors.values()] or [0])
     except OSError as error:
         return 0, {}, error.strerror or str(error)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return size, {}, "its safetensors header cannot be read"
     wanted = 8 + length + end
     if size != wanted:
@@ -236,6 +260,23 @@ def header_of(path: str) -> tuple[int, dict[str, Any], str]:
             ),
         )
     return size, tensors, ""
+
+
+def headers_of(paths: list[str]) -> list[tuple[int, dict[str, Any], str]]:
+    """:func:`header_of` each, a few at a time: the first is as slow as the disk, or the network behind it."""
+    found: list[tuple[int, dict[str, Any], str]] = [(0, {}, "not looked at")] * len(paths)
+
+    def work(first: int) -> None:
+        for number in range(first, len(paths), 4):
+            found[number] = header_of(paths[number])
+
+    workers = [threading.Thread(target=work, args=(first,), daemon=True) for first in range(1, 4)]
+    for worker in workers:
+        worker.start()
+    work(0)
+    for worker in workers:
+        worker.join()
+    return found
 
 
 def shard_names(path: str) -> tuple[list[str], dict[str, list[str]], int | None]:
@@ -253,9 +294,13 @@ def shard_names(path: str) -> tuple[list[str], dict[str, list[str]], int | None]
         return sorted(names), {}, None
     wanted: dict[str, list[str]] = {}
     for tensor, shard in index["weight_map"].items():
+        if not isinstance(shard, str) or not shard or "\0" in shard:
+            raise ValueError("%r is no name of a file" % (shard,))
         wanted.setdefault(shard, []).append(tensor)
     total = (index.get("metadata") or {}).get("total_size")
-    return sorted(wanted), wanted, int(total) if isinstance(total, (int, float)) else None
+    if not isinstance(total, (int, float)) or not abs(total) < 1 << 63:
+        return sorted(wanted), wanted, None
+    return sorted(wanted), wanted, int(total)
 
 
 def config_of(path: str) -> dict[str, Any]:
@@ -282,8 +327,6 @@ def unfinished(path: str) -> Iterator[str]:
 
 def look_at_model(path: str) -> dict[str, Any]:
     """A model folder: configuration, index against shards and their headers, tokenizer, leftovers of downloads."""
-    from concurrent.futures import ThreadPoolExecutor
-
     found: dict[str, Any] = {
         "folder": os.path.isdir(path), "config": None, "error": "", "shards": 0, "missing": [], "broken": [],
         "bytes": 0, "total_size": None, "misplaced": 0, "unfinished": list(unfinished(path)), "tokenizer": [],
@@ -293,25 +336,23 @@ def look_at_model(path: str) -> dict[str, Any]:
         found["config"] = config_of(path)
     except FileNotFoundError:
         return found
-    except (ValueError, AttributeError, TypeError, OSError) as error:
+    except (ValueError, AttributeError, TypeError, OSError, RecursionError) as error:
         found["error"] = "config.json: %s" % error
         return found
     try:
         names, wanted, found["total_size"] = shard_names(path)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         found["error"] = "model.safetensors.index.json: %s" % error
         return found
     found["shards"] = len(names)
     found["files"] = names
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        headers = list(pool.map(header_of, [os.path.join(path, name) for name in names]))
-    for name, (_, tensors, problem) in zip(names, headers):
+    for name, (_, tensors, problem) in zip(names, headers_of([os.path.join(path, name) for name in names])):
         if not os.path.lexists(os.path.join(path, name)) or problem == "empty":
             found["missing"].append(name)
         elif problem:
             found["broken"].append([name, problem])
         else:
-            found["bytes"] += max([item["data_offsets"][1] for item in tensors.values()] or [0])
+            found["bytes"] += max([data_end(item) for item in tensors.values()] or [0])
             found["misplaced"] += sum(1 for tensor in wanted.get(name, ()) if tensor not in tensors)
     there = os.listdir(path)
     found["tokenizer"] = sorted(name for name in there if name in TOKENIZERS or name.endswith(".tiktoken"))
@@ -438,26 +479,30 @@ def gpu_processes(answer: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def gather(want: dict[str, Any]) -> dict[str, Any]:
-    """All facts. ``want``: ``root``, ``venv``, ``model``, ``drafter``, ``user``, ``unit``, ``gpu``."""
+def answer(want: dict[str, Any], start: Callable[[list[str]], subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """All facts. ``want``: ``root``, ``venv``, ``model``, ``drafter``, ``user``, ``unit``, ``gpu``.
+
+    :param start: starts a command in the C locale, its output and errors in one pipe.
+    """
     began = time.time()
-    journal = ("journalctl", "--quiet", "--no-pager")
-    commands = {
-        "systemd": Command("systemctl", "--version"),
-        "journal": Command(*journal, "--lines=1", "--output=json"),
-        "unit": Command(
+    journal = ["journalctl", "--quiet", "--no-pager"]
+    asked = {
+        "systemd": ["systemctl", "--version"],
+        "journal": [*journal, "--lines=1", "--output=json"],
+        "unit": [
             *journal, "--boot", "--output=json", "--all", "--reverse", "--lines=60",
             "--output-fields=" + JOURNAL_FIELDS, "MESSAGE_ID=" + SUPPRESSED_ID, "+",
             "MESSAGE_ID=" + COREDUMP_ID, "COREDUMP_UNIT=" + want["unit"], "+", "_PID=1", "UNIT=" + want["unit"],
-        ),
-        "kernel": Command(*journal, "--boot", "--dmesg", "--output=short-unix", "--lines=%d" % KERNEL_LINES),
-        "python": Command(os.path.join(want["venv"], "bin", "python"), "-V"),
+        ],
+        "kernel": [*journal, "--boot", "--dmesg", "--output=short-unix", "--lines=%d" % KERNEL_LINES],
+        "python": [os.path.join(want["venv"], "bin", "python"), "-V"],
     }  # fmt: skip
     if want["gpu"]:
-        asked = "--format=csv,noheader,nounits"
-        commands["gpus"] = Command("nvidia-smi", "--query-gpu=" + GPU_FIELDS, asked)
+        plain = "--format=csv,noheader,nounits"
+        asked["gpus"] = ["nvidia-smi", "--query-gpu=" + GPU_FIELDS, plain]
         fields = "pid,process_name,used_memory,gpu_uuid"
-        commands["processes"] = Command("nvidia-smi", "--query-compute-apps=" + fields, asked)
+        asked["processes"] = ["nvidia-smi", "--query-compute-apps=" + fields, plain]
+    commands = {name: Command(start, argv) for name, argv in asked.items()}
     model = look_at_model(want["model"])
     drafter = look_at_model(want["drafter"]) if want["drafter"] else None
     user = None
@@ -479,6 +524,7 @@ def gather(want: dict[str, Any]) -> dict[str, Any]:
         "unit": answers["unit"],
         "kernel": kernel_log(answers["kernel"]),
         "synchronised": clock_is_synchronised(),
+        "planned_ends": planned_ends(want["root"], want["unit"]),
         "root": file_system(want["root"]),
         "memory": memory(),
         "shm": shared_memory(),
@@ -491,12 +537,3 @@ def gather(want: dict[str, Any]) -> dict[str, Any]:
         "processes": gpu_processes(answers["processes"]) if want["gpu"] else [],
         "driver_loaded": os.path.exists("/proc/driver/nvidia/version"),
     }
-
-
-def main() -> None:
-    """Print the facts that the JSON object in the first argument asks for."""
-    print(json.dumps(gather(json.loads(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The three answers a check can give, and how sizes and counts are said."""
+"""The three answers a check can give, and how sizes are said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree_ops.results import CheckResult, Evidence, Verdict
 
-__all__ = ["count", "failed", "listed", "passed", "size", "unsure"]
+__all__ = ["failed", "listed", "passed", "size", "unsure"]
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -31,11 +31,6 @@ def unsure(name: str, summary: str, hint: str, *evidence: Evidence, **facts: Any
 def size(number: float) -> str:
     """Bytes for people: ``549.5 GiB``, ``64 MiB``."""
     return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / MIB:.0f} MiB"
-
-
-def count(number: int, word: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def listed(items: Sequence[object], most: int = 4) -> str:
