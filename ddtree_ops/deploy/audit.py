@@ -15,7 +15,7 @@ from typing import Any
 
 from ddtree_ops.deploy.history import Activation, parse_history
 from ddtree_ops.deploy.identity import origin, who
-from ddtree_ops.remote.session import Reply, Request, Session
+from ddtree_ops.remote.session import Request, Session
 from ddtree_ops.secret import redact
 from ddtree_ops.service.layout import Layout
 
@@ -44,6 +44,7 @@ class Act:
     :param service: unit it was about; empty for the whole host.
     :param outcome: how it ended, one word or a short phrase (``ok``, ``failed``, ``refused``, ``nothing to do``).
     :param detail: one line for a person.
+    :param invocation: of the run that was stopped, where one was.
     """
 
     time: str
@@ -53,6 +54,7 @@ class Act:
     detail: str
     who: str
     origin: str
+    invocation: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,17 @@ def read_audit(session: Session, root: str) -> HostAudit:
 
     :param root: the host's deploy root.
     """
-    listed, acts = _replies(
-        session,
+    listed, acts = session.ask(
         [
             Request("list_dir", {"path": f"{root}/services"}),
             Request("read_file", {"path": Layout(root, "").audit, "max_bytes": 64 << 20}),
         ],
+        deadline=120.0,
     )
     units = [entry["name"] for entry in listed.values["entries"] if entry["kind"] == "dir"]
     paths = [Layout(root, unit).history for unit in units]
-    found = _replies(session, [Request("read_file", {"path": path, "max_bytes": 64 << 20}) for path in paths])
+    reads = [Request("read_file", {"path": path, "max_bytes": 64 << 20}) for path in paths]
+    found = session.ask(reads, deadline=120.0)
     histories = [parse_history(reply.data if reply.values["found"] else None) for reply in found]
     audit = parse_audit(acts.data if acts.values["found"] else None)
     damaged = {path: history.damaged for path, history in zip(paths, histories, strict=True)}
@@ -119,18 +122,16 @@ def read_audit(session: Session, root: str) -> HostAudit:
     return HostAudit(merge(audit.acts, by_unit), {path: count for path, count in damaged.items() if count})
 
 
-def _replies(session: Session, requests: list[Request]) -> list[Reply]:
-    """One round trip, none without a request; the first failure is raised."""
-    found: list[Reply] = []
-    for reply in session.batch(requests, deadline=120.0) if requests else ():
-        if isinstance(reply, Exception):
-            raise reply
-        found.append(reply)
-    return found
-
-
 def act_line(
-    action: str, *, service: str, outcome: str, detail: str = "", who: str, origin: str, time: str = ""
+    action: str,
+    *,
+    service: str,
+    outcome: str,
+    detail: str = "",
+    who: str,
+    origin: str,
+    time: str = "",
+    invocation: str = "",
 ) -> str:
     """The line of an act, without newline. Pure where ``time`` is given."""
     record = {
@@ -142,22 +143,35 @@ def act_line(
         "detail": redact(" ".join(detail.split()))[:1000],
         "who": who,
         "origin": origin,
+        **({"invocation": invocation} if invocation else {}),
     }
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
-def record_request(layout: Layout, action: str, *, outcome: str, detail: str = "") -> Request:
+def record_request(
+    layout: Layout, action: str, *, outcome: str, detail: str = "", invocation: str = ""
+) -> Request:
     """What :func:`record` asks of the host, to go into a batch with other requests."""
-    line = act_line(action, service=layout.unit, outcome=outcome, detail=detail, who=who(), origin=origin())
+    line = act_line(
+        action,
+        service=layout.unit,
+        outcome=outcome,
+        detail=detail,
+        who=who(),
+        origin=origin(),
+        invocation=invocation,
+    )
     return Request("append_line", {"path": layout.audit}, line.encode("utf-8", "surrogateescape"))
 
 
-def record(session: Session, layout: Layout, action: str, *, outcome: str, detail: str = "") -> None:
+def record(
+    session: Session, layout: Layout, action: str, *, outcome: str, detail: str = "", invocation: str = ""
+) -> None:
     """Write down an act on a host. One round trip.
 
     :raises RemoteError: it could not be written.
     """
-    request = record_request(layout, action, outcome=outcome, detail=detail)
+    request = record_request(layout, action, outcome=outcome, detail=detail, invocation=invocation)
     session.request(request.op, request.args, data=request.data)
 
 
@@ -170,8 +184,9 @@ def parse_audit(content: bytes | None) -> Audit:
             continue
         try:
             found: Mapping[str, Any] = json.loads(line)
-            acts.append(Act(**{name: str(found[name]) for name in _FIELDS}))
-        except (ValueError, KeyError, TypeError):
+            named = {name: str(found[name]) for name in _FIELDS}
+            acts.append(Act(**named, invocation=str(found.get("invocation", ""))))
+        except (ValueError, KeyError, TypeError, RecursionError):
             damaged += 1
     return Audit(tuple(acts), damaged)
 
@@ -194,7 +209,7 @@ def merge(acts: Iterable[Act], activations: Mapping[str, Iterable[Activation]]) 
         for unit, items in activations.items()
         for item in items
     ]
-    found += [(_moment(act.time), Entry(**asdict(act))) for act in acts]
+    found += [(_moment(act.time), Entry(**{name: getattr(act, name) for name in _FIELDS})) for act in acts]
     return tuple(entry for _, entry in sorted(found, key=lambda pair: pair[0]))
 
 

@@ -9,10 +9,19 @@ from typing import Any
 
 from ddtree_ops.deploy import audit
 from ddtree_ops.deploy.deployment import Deployment
-from ddtree_ops.deploy.guard import Armed, Safety, describe_holder, parse_armed
+from ddtree_ops.deploy.guard import Armed, Safety, describe_holder, parse_armed, unwatched
 from ddtree_ops.deploy.history import History, parse_history
+from ddtree_ops.deploy.looking import armed_request
 from ddtree_ops.deploy.secrets import recorded_service
-from ddtree_ops.errors import CheckFailed, Inconclusive, RemoteError, RolledBack
+from ddtree_ops.errors import (
+    CheckFailed,
+    Inconclusive,
+    LockHeld,
+    NotDeployed,
+    OpsError,
+    RemoteError,
+    RolledBack,
+)
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.remote.session import Request, Session
 from ddtree_ops.results import Reporter
@@ -63,20 +72,26 @@ def confirm(
     """
     safety = Safety(command="confirm", lock_wait=lock_wait)
     plain = Deployment(target, session, report, safety=safety, reconnect=reconnect)
-    with plain.phase("confirm"):
-        plain.lock()
+    with plain.frame.phase("confirm"):
+        plain.hold.lock()
         armed, history = _look(session, plain.layout)
         if armed is None:
             return _nothing_armed(target, history)
         if armed.phase in ("going-back", "failed"):
-            raise RolledBack(armed.describe(), hint=f"ddtree-ops history {target.host.name}")
+            problem = unwatched(session, armed)
+            stuck = problem or armed.phase == "failed"
+            raise RolledBack(
+                "; ".join(filter(None, (f"too late: {armed.describe()}", problem))),
+                hint=f"ddtree-ops deploy {target.host.name}   "
+                f"({'puts that right' if stuck else 'once the host is done: validates what runs then'})",
+            )
         activation = next((item for item in history.activations if item.id == armed.activation), None)
         if activation is None:
             raise Inconclusive(
                 "the armed deployment has not switched anything yet",
                 hint=f"ddtree-ops deploy {target.host.name}",
             )
-        record = session.read_file(f"{plain.layout.service_dir}/units/{activation.unit_sha256}.json")
+        record = session.read_file(f"{plain.layout.kept_unit(activation.unit_sha256)}.json")
         service = _service(record, target)
         if not force:
             state = plain.control.state()
@@ -94,7 +109,7 @@ def confirm(
             reconnect=reconnect,
         )
         own.take_over(plain, activation, armed)
-        plain.state_left = armed.describe()
+        plain.frame.state_left = armed.describe()
         if force:
             own.confirm_unseen("confirmed by hand with --force, not validated")
             how = "by hand, nothing was looked at"
@@ -108,23 +123,19 @@ def confirm(
         own.accept()
         how = "validated now: its client had not come to that"
     message = f"confirmed {activation.release[:12]} of {activation.time}: {how}"
-    audit.record(session, plain.layout, "confirm", outcome="ok", detail=message)
+    try:
+        audit.record(session, plain.layout, "confirm", outcome="ok", detail=message)
+    except OpsError as error:
+        plain.frame.say("confirm", f"the audit line could not be written: {error.message}")
     return Confirmation(target.name, target.service.name, True, message)
 
 
 def _look(session: Session, layout: Layout) -> tuple[Armed | None, History]:
-    replies = session.batch(
-        [
-            Request("read_file", {"path": layout.rollback, "max_bytes": 1 << 20}),
-            Request("read_file", {"path": layout.history, "max_bytes": 64 << 20}),
-        ]
+    armed, history = session.ask(
+        [armed_request(layout), Request("read_file", {"path": layout.history, "max_bytes": 64 << 20})]
     )
-    contents: list[bytes | None] = []
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-        contents.append(reply.data if reply.values["found"] else None)
-    return parse_armed(contents[0]), parse_history(contents[1])
+    found = (reply.data if reply.values["found"] else None for reply in (armed, history))
+    return parse_armed(next(found)), parse_history(next(found))
 
 
 def _service(record: bytes | None, target: Target) -> Service:
@@ -141,10 +152,7 @@ def _service(record: bytes | None, target: Target) -> Service:
 def _nothing_armed(target: Target, history: History) -> Confirmation:
     latest = history.latest
     if latest is None:
-        raise Inconclusive(
-            "nothing to confirm: nothing was ever deployed here",
-            hint=f"ddtree-ops deploy {target.host.name}",
-        )
+        raise NotDeployed(target.service.unit, target.host.name, acting=True)
     if latest.good:
         message = f"nothing to confirm: {latest.release[:12]} of {latest.time} passed"
         return Confirmation(target.name, target.service.name, False, message)
@@ -154,7 +162,8 @@ def _nothing_armed(target: Target, history: History) -> Confirmation:
             state="that release runs, and nobody has validated this run of it"
             if latest.verdict is None
             else "that release runs",
-            hint=f"ddtree-ops history {target.host.name}; on the host: journalctl -t ddtree-ops",
+            hint=f"ddtree-ops deploy {target.host.name}   (deploys again what was undone, or validates what runs); "
+            f"why: ddtree-ops history {target.host.name}",
         )
     raise Inconclusive(
         f"nothing is armed, and {latest.release[:12]} of {latest.time} has not passed"
@@ -176,6 +185,7 @@ class Lock:
     holder: Mapping[str, Any] | None
     left_s: float
     armed: Armed | None
+    unwatched: str = ""
 
     @property
     def held(self) -> bool:
@@ -193,7 +203,12 @@ class Lock:
             if isinstance(renewed, int | float):
                 heard = f", last heard {datetime.fromtimestamp(renewed, UTC):%H:%M:%SZ}"
             text = f"{describe_holder(self.holder, self.unit)}{heard}, holds for {self.left_s:.0f} s more"
-        return text if self.armed is None else f"{text}; rollback: {self.armed.describe()}"
+        return text if self.armed is None else f"{text}; rollback: {self.rollback}"
+
+    @property
+    def rollback(self) -> str:
+        """What is armed; empty where nothing is."""
+        return "; ".join(filter(None, (self.armed.describe(), self.unwatched))) if self.armed else ""
 
     def to_json(self) -> dict[str, Any]:
         """Stable JSON form; times are epoch seconds by the host's clock."""
@@ -205,7 +220,7 @@ class Lock:
             "held": self.held,
             "holder": {name: (self.holder or {}).get(name) for name in names} if self.held else None,
             "left_s": round(self.left_s, 1),
-            "rollback": self.armed.describe() if self.armed else None,
+            "rollback": self.rollback or None,
         }
 
 
@@ -214,18 +229,26 @@ def look_at_lock(target: Target, session: Session) -> Lock:
     layout = Layout.of(target)
     found = session.check_lock(layout.lock)
     armed, _ = _look(session, layout)
-    return Lock(target.name, target.service.name, layout.unit, found.holder, found.left_s, armed)
+    problem = unwatched(session, armed) if armed else ""
+    return Lock(target.name, target.service.name, layout.unit, found.holder, found.left_s, armed, problem)
 
 
 def break_lock(target: Target, session: Session, lock: Lock) -> str:
     """Take a lock that was looked at away from its holder, who finds out before its next change. Says what was done.
 
-    :raises RemoteError: it is not that holder's any more.
+    :raises RemoteError: it is not that holder's any more. :raises LockHeld: it is the host's own, which goes back.
     """
     if not lock.held or lock.holder is None:
         return f"nothing to break: {lock.describe()}"
     layout = Layout.of(target)
     who = describe_holder(lock.holder, layout.unit)
+    if lock.armed is not None and lock.holder["id"] == lock.armed.own_lock_id:
+        raise LockHeld(
+            f"{who}: it is switching the service just now, and that is not to be cut short",
+            host=target.name,
+            state=f"nothing was broken; it holds for {lock.left_s:.0f} s at most",
+            hint=f"ddtree-ops deploy {target.host.name} --lock-wait 15m",
+        )
     if not session.break_lock(layout.lock, str(lock.holder["id"])):
         raise RemoteError(
             "the lock has changed hands meanwhile: nothing was broken",
@@ -233,5 +256,5 @@ def break_lock(target: Target, session: Session, lock: Lock) -> str:
             hint=f"ddtree-ops lock status {target.host.name}",
         )
     audit.record(session, layout, "lock-break", outcome="ok", detail=who)
-    note = f"; rollback: {lock.armed.describe()}" if lock.armed else ""
+    note = f"; rollback: {lock.rollback}" if lock.armed else ""
     return f"broken: {who}{note}"

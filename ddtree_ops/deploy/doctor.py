@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.deploy.preflight.facts import parse_facts, probe_request
 from ddtree_ops.errors import ExitCode, OpsError, UnreachableError
-from ddtree_ops.remote.session import Reply, Request, Session
+from ddtree_ops.remote.session import Request, Session, answers
 from ddtree_ops.results import CheckResult, Evidence, Verdict, exit_code_of, worst
 
 if TYPE_CHECKING:
@@ -172,9 +172,8 @@ def examine(
 
     owners = UnitControl(session, target.service.unit).port_owner(target.service.port, target.service.bind)
     wanted = known(target.runtime)
-    probe, releases, unit = (_value(reply) for reply in replied())
-    cut = probe.values["stdout"]
-    facts = parse_facts(probe.data[:cut], probe.data[cut:])
+    probe, releases, unit = answers(replied())
+    facts = parse_facts(probe.data)
     results = judge(
         target,
         facts,
@@ -187,12 +186,6 @@ def examine(
     reached = CheckResult("preflight.reach", Verdict.PASS, f"reached as {session.facts.get('hostname', '')}")
     unknown = [wanted] if isinstance(wanted, CheckResult) else []
     return [replace(result, host=target.name) for result in (reached, *results, *unknown)]
-
-
-def _value(reply: Reply | Exception) -> Reply:
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
 
 
 def _releases(values: Mapping[str, Any]) -> frozenset[str]:

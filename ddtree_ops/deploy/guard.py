@@ -35,12 +35,15 @@ __all__ = [
     "new_lock_id",
     "own_after",
     "parse_armed",
+    "program_name",
     "take_lock",
+    "unwatched",
 ]
 
 _POLL_S = 1.0
 _TELL_EVERY_S = 25.0
-_MARGIN_S = 900.0
+_LAST_MOMENT = 253402300800
+"""The year 10000, in epoch seconds: the calendar ends before it."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,18 @@ class Safety:
     :param confirm_within: seconds that a person has to confirm what passed; None: passing confirms it.
     :param lock_wait: seconds to wait for somebody else's lock.
     :param command: what the holder of the lock is told to be doing.
+    :param again: what was typed, with ``{host}`` where the host goes; empty: ``command`` without options.
     """
 
     rollback: bool = True
     confirm_within: float | None = None
     lock_wait: float = 0.0
     command: str = "deploy"
+    again: str = ""
+
+    def same_again(self, host: str) -> str:
+        """The command under way, to be typed again for one host: with the options it was given."""
+        return (self.again or f"ddtree-ops {self.command} {{host}}").replace("{host}", host, 1)
 
     @classmethod
     def of(
@@ -66,6 +75,7 @@ class Safety:
         rollback: bool = True,
         confirm_within: float | None = None,
         lock_wait: float | None = None,
+        again: str = "",
     ) -> Safety:
         """From the options of a command.
 
@@ -78,7 +88,7 @@ class Safety:
             )
         if confirm_within is not None and confirm_within < 1:
             raise UsageError("--confirm-within: nobody can confirm within less than a second")
-        return cls(rollback, confirm_within, lock_wait or 0.0, command)
+        return cls(rollback, confirm_within, lock_wait or 0.0, command, again)
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class WayBack:
             {
                 "release": good.release,
                 "link": layout.link_target(good.release),
-                "unit_file": f"{layout.service_dir}/units/{good.unit_sha256}.service",
+                "unit_file": f"{layout.kept_unit(good.unit_sha256)}.service",
                 "unit_sha256": good.unit_sha256,
                 "unit_mode": unit_mode,
                 "plan": good.plan,
@@ -140,6 +150,9 @@ class Armed:
     :param phase: ``armed``, ``awaiting`` (passed, waits for a person), ``going-back`` or ``failed``.
     :param activation: id of the activation that it would undo.
     :param until: host's time (UTC, ISO 8601) until which it can be confirmed; empty but for ``awaiting``.
+    :param timer: of the host, which looks at it.
+    :param problem: why going back failed, as far as it was tried.
+    :param lost_since: when a look of the host found its client gone, in seconds since boot; it waits ``grace_s`` more.
     """
 
     activation: str
@@ -153,17 +166,27 @@ class Armed:
     summary: str = ""
     until: str = ""
     expected: Mapping[str, Any] | None = None
+    timer: str = ""
+    problem: str = ""
+    lost_since: float | None = None
+    grace_s: float = 0.0
+
+    @property
+    def own_lock_id(self) -> str:
+        """Id of the lock under which the host itself goes back."""
+        return f"rollback-{self.activation}"
 
     def describe(self) -> str:
         """One line for people."""
         back = self.way_back.describe()
         match self.phase:
             case "awaiting":
-                return f"passed and waits for ddtree-ops confirm until {self.until}, else back to {back}"
+                return f"passed and waits to be confirmed until {self.until}, else back to {back}"
             case "going-back":
-                return f"the host is going back by itself to {back}"
+                so_far = f"; so far it failed, and is tried again: {self.problem}" if self.problem else ""
+                return f"the host is going back by itself to {back}{so_far}"
             case "failed":
-                return f"the host tried to go back to {back} and could not: journalctl -t ddtree-ops"
+                return f"the host tried to go back to {back} and could not: {self.problem}"
         return f"armed by {self.who} on {self.origin} at {self.since}: unless confirmed, back to {back}"
 
 
@@ -176,25 +199,50 @@ def parse_armed(content: bytes | None) -> Armed | None:
         return None
     try:
         values = json.loads(content)
-        target = dict(values["target"])
-        return Armed(
-            activation=values["activation"],
-            phase=values["phase"],
-            who=values["who"],
-            origin=values["origin"],
-            since=values["armed_at"],
-            lock_id=values["lock_id"],
-            release=values["release"],
-            way_back=WayBack(target.pop("mode"), target),
-            summary=values.get("summary", ""),
-            until=values.get("confirm_until", ""),
-            expected=values.get("expected"),
+        target, expected = dict(values["target"]), values.get("expected")
+        armed = Armed(
+            activation=str(values["activation"]),
+            phase=str(values["phase"]),
+            who=str(values["who"]),
+            origin=str(values["origin"]),
+            since=str(values["armed_at"]),
+            lock_id=str(values["lock_id"]),
+            release=str(values["release"]),
+            way_back=WayBack(str(target.pop("mode")), target),
+            summary=str(values.get("summary") or ""),
+            until=str(values.get("confirm_until") or ""),
+            timer=str(values.get("timer") or ""),
+            problem=str(values.get("problem") or ""),
+            lost_since=None if values.get("lost_since") is None else float(values["lost_since"]),
+            grace_s=float(values.get("grace_s") or 0.0),
+            expected=None if expected is None else dict(expected),
         )
-    except (ValueError, KeyError, TypeError) as error:
+        armed.describe()
+        return armed
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RemoteError(
             f"the state of the armed rollback cannot be read: {error}",
             hint="look at rollback.json in the service's folder on the host; the next deploy replaces it",
         ) from error
+
+
+def unwatched(session: Session, armed: Armed) -> str:
+    """Why the host does not look at what is armed; empty: it does, or there is nothing to look at. One round trip.
+
+    A timer ends with its host's boot, after which a unit starts it again; it can be stopped by hand, and what it runs
+    can be gone.
+    """
+    if armed.phase == "failed" or not armed.timer:
+        return ""
+    look = armed.timer.removesuffix(".timer") + ".service"
+    show = ["systemctl", "show", "--property=ActiveState,Result", "--", armed.timer, look]
+    shown = session.run(show, deadline=30.0).text.split("\n\n")
+    timer, result = (dict(line.split("=", 1) for line in part.splitlines() if "=" in line) for part in shown)
+    if timer.get("ActiveState") != "active":
+        return f"the host does not look at it any more ({armed.timer} does not run), so it does not go back by itself"
+    if result.get("Result") != "success":
+        return f"the host's last look at it failed ({result.get('Result')}): journalctl -u {look}"
+    return ""
 
 
 def interval(service: Service) -> float:
@@ -219,7 +267,7 @@ def describe_holder(holder: Mapping[str, Any], unit: str) -> str:
     """``ann on desk holds the lock of x.service since 2026-11-29 17:00:00Z (deploy)``. Pure."""
     began = holder.get("since")
     since = ""
-    if isinstance(began, int | float):
+    if isinstance(began, int | float) and 0 <= began < _LAST_MOMENT:
         since = f" since {datetime.fromtimestamp(began, UTC):%Y-%m-%d %H:%M:%SZ}"
     command = f" ({holder['command']})" if holder.get("command") else ""
     somebody = f"{holder.get('who', 'somebody')} on {holder.get('origin', 'another machine')}"
@@ -235,8 +283,11 @@ def take_lock(
     lease: float,
     wait: float = 0.0,
     tell: Callable[[str], None] | None = None,
+    again: str = "",
 ) -> None:
     """Take the lock of a service, waiting up to ``wait`` seconds for somebody else's.
+
+    :param again: the command to be typed again, where it can wait; empty: it is said without one.
 
     :param lease: seconds for which it outlives the last sign of life of this client.
     :param tell: is given a line at once when there is something to wait for, then every 25 s.
@@ -255,8 +306,9 @@ def take_lock(
             raise LockHeld(
                 text if wait == 0 else f"{text}; waited {waited:.0f} s",
                 state="nothing was changed",
-                hint=f"try again when that is done, or wait for it: --lock-wait 30m; who it is: "
-                f"ddtree-ops lock status {session.host}",
+                hint="try again when that is done"
+                + (f", or wait for it: {again} --lock-wait 30m" if again else "")
+                + f"; who it is: ddtree-ops lock status {session.host}",
             )
         if tell is not None and waited - told >= _TELL_EVERY_S:
             told = waited
@@ -275,6 +327,7 @@ def locked(session: Session, layout: Layout, service: Service, safety: Safety) -
         command=safety.command,
         lease=service.rollback.lease,
         wait=safety.lock_wait,
+        again=safety.same_again(session.host),
     )
     try:
         yield lock_id
@@ -289,6 +342,11 @@ def locked(session: Session, layout: Layout, service: Service, safety: Safety) -
 def _program() -> tuple[str, bytes]:
     source = Path(__file__).with_name("guard_host.py").read_bytes()
     return hashlib.sha256(source).hexdigest()[:12], source
+
+
+def program_name() -> str:
+    """File name of the host's half, in ``DEPLOY_ROOT/guard/``."""
+    return f"{_program()[0]}.py"
 
 
 class Guard:
@@ -366,21 +424,16 @@ class Guard:
         self._ask(session, "disarm", {"unit": self.layout.unit, "lock_id": self.lock_id})
 
     def _ask(self, session: Session, verb: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        name, source = _program()
-        path = f"{self.layout.guard_dir}/{name}.py"
+        _, source = _program()
+        path = f"{self.layout.guard_dir}/{program_name()}"
         argv = [self.python, "-X", "utf8", "-ISB", path, verb, self.layout.service_dir]
-        replies = session.batch(
+        _, done = session.ask(
             [
                 Request("write_file", {"path": path, "mode": 0o644}, source),
                 Request("run", {"argv": argv}, json.dumps(request).encode()),
             ],
             deadline=120.0,
         )
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        done = replies[-1]
-        assert not isinstance(done, Exception)
         split = int(done.values["stdout"])
         said = done.data[:split].decode("utf-8", "replace")
         try:
@@ -390,7 +443,9 @@ class Guard:
             raise RemoteError(
                 f"the rollback guard on the host failed at {verb}: exit status {done.values['rc']}",
                 details=tuple((errors or said).strip().splitlines()[-8:]),
-                hint="is systemd-run there? --no-rollback deploys without a guard",
+                hint=f"make room on the host: ddtree-ops prune {session.host}"
+                if "No space left" in errors
+                else "is systemd-run there? --no-rollback deploys without a guard",
             ) from None
         if "refused" in answer:
             raise _refusal(answer, session.host)

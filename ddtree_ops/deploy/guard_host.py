@@ -4,23 +4,24 @@ This file is written to ``DEPLOY_ROOT/guard/`` of the host and run there; it is 
 its tests). Standard library only, Python >= 3.8, Linux, systemd >= 240, as root::
 
     python3 FILE arm|hold|confirm|disarm SERVICE_DIR < request.json
-    python3 FILE check|status SERVICE_DIR
+    python3 FILE check|resume SERVICE_DIR
 
 Each prints one JSON object. Exit status 0: done; 3: refused, ``{"refused": code, "message": ...}`` says why.
 
 State lies in ``SERVICE_DIR/rollback.json``, written by ``arm`` before anything is switched. A transient systemd timer
-runs ``check`` every few seconds. Whoever acts holds a flock on ``SERVICE_DIR/rollback.mutex``, so that confirming and
+runs ``check`` every few seconds; a unit in ``/etc/systemd/system`` that is there only while something is armed starts
+that timer again (``resume``) after a boot. Whoever acts holds a flock on ``SERVICE_DIR/rollback.mutex``, so that confirming and
 going back exclude each other:
 
 - the commit point of a confirmation is the ``pass`` verdict of the activation in the history: once that line is
   there, nothing goes back, whether or not the state file could still be removed;
 - the commit point of going back is ``"phase": "going-back"`` in the state file: from then on nothing can be
-  confirmed, and a ``check`` that is killed half-way is finished by the next one. For that time the service's lock
-  belongs to the host itself.
+  confirmed, and a ``check`` that fails or is killed half-way is finished by a later one. While one is at it the
+  service's lock belongs to the host itself.
 """
 
 # Python 3.8, and quick to start on the host: no pathlib, no contextlib.
-# ruff: noqa: PTH100, PTH103, PTH104, PTH108, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH211
+# ruff: noqa: PTH100, PTH103, PTH104, PTH108, PTH110, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH211
 # ruff: noqa: UP031
 from __future__ import annotations
 
@@ -46,13 +47,16 @@ SCHEMA = 1
 STATE_ROOM = 8192
 """Bytes the state file is padded to: it is updated in place, which a full disk does not keep from happening."""
 LOCK_ROOM = 1024
-TRIES = 5
+TRIES = 12
+RETRY_MOST = 300.0
+"""Going back is tried so often, after pauses that double up to so many seconds: three quarters of an hour in all."""
 EVIDENCE_LINES = 20000
 EVIDENCE_BYTES = 8 << 20
 QUICK = 60.0
 START = 180.0
 STOP_MARGIN = 60.0
 JOURNAL = "/run/systemd/journal/socket"
+UNIT_DIR = "/etc/systemd/system"
 
 
 class Refused(Exception):
@@ -95,6 +99,8 @@ def decide(
     if holder is not None and not own and holder != state["lock_id"]:
         return "wait", "somebody else holds the lock and is in charge"
     if state["phase"] == "going-back":
+        if state["boot_id"] == boot and now < state.get("retry_at", 0.0):
+            return "wait", "going back failed, and is tried again later"
         return "go-back", "an earlier look did not finish"
     if state["boot_id"] != boot:
         return _back(verdict, "the host was booted before the deployment was confirmed")
@@ -159,6 +165,31 @@ def records(history: bytes) -> list[dict[str, Any]]:
     return found
 
 
+def boot_paths(name: str) -> tuple[str, str]:
+    """The link that has systemd start it at boot, and the unit file that starts a timer again. Pure."""
+    return f"{UNIT_DIR}/multi-user.target.wants/{name}-boot.service", f"{UNIT_DIR}/{name}-boot.service"
+
+
+def boot_unit(unit: str, command: list[str], folder: str) -> str:
+    """Its text. Pure."""
+
+    def quoted(word: str, *doubled: str) -> str:
+        for character in ("\\", *doubled):
+            word = word.replace(character, 2 * character)
+        return '"' + word.replace('"', '\\"').replace("\n", "\\n") + '"'
+
+    lines = [
+        "[Unit]",
+        f"Description=ddtree-ops: the deployment of {unit} was not confirmed before the boot",
+        "RequiresMountsFor=" + quoted(folder, "%"),
+        "[Service]",
+        "Type=oneshot",
+        "SyslogIdentifier=ddtree-ops",
+        "ExecStart=" + " ".join(quoted(word, "%", "$") for word in command),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def timer_name(unit: str, folder: str) -> str:
     """Name of the transient timer and its service, without their endings. Pure."""
     plain = re.sub(r"[^A-Za-z0-9:_.]", "-", unit[: -len(".service")])[:150]
@@ -215,9 +246,7 @@ def write_whole(path: str, data: bytes, mode: int) -> None:
     try:
         try:
             os.fchmod(descriptor, mode)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, data)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -244,15 +273,27 @@ def remove(path: str) -> None:
 
 
 def append(path: str, record: dict[str, Any]) -> None:
+    """Append one line, whole and on disk, or leave the file as it was."""
     line = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-        os.write(descriptor, (b"" if whole else b"\n") + line + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with Flock(os.path.dirname(path), 10.0):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+            try:
+                write_all(descriptor, (b"" if whole else b"\n") + line + b"\n")
+                os.fsync(descriptor)
+            except BaseException:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 class Flock:
@@ -412,7 +453,31 @@ class Service:
     def disarm(self, unit: str) -> None:
         """Nothing is armed from here on. The timer goes last: what runs this may be what it started."""
         remove(self.state_path)
-        call("systemctl", "stop", "--", timer_name(unit, self.folder) + ".timer")
+        self.forget(unit)
+
+    def forget(self, unit: str) -> None:
+        """No look is taken any more, and none after a boot."""
+        for path in boot_paths(timer_name(unit, self.folder)):
+            remove(path)
+        name = timer_name(unit, self.folder)
+        call("systemctl", "stop", "--", name + ".timer")
+        call("systemctl", "reset-failed", "--", name + ".timer", name + ".service")
+
+    def looks(self, state: dict[str, Any]) -> bool:
+        """Its timer runs."""
+        return show(timer_name(state["unit"], self.folder) + ".timer")["ActiveState"] == "active"
+
+    def remember(self, state: dict[str, Any]) -> None:
+        """Have the timer started again after a boot. Nothing has to be reloaded: it is read at the next boot."""
+        wanted, path = boot_paths(timer_name(state["unit"], self.folder))
+        write_whole(path, boot_unit(state["unit"], self.command("resume"), self.folder).encode(), 0o644)
+        os.makedirs(os.path.dirname(wanted), exist_ok=True)
+        if not os.path.islink(wanted):
+            os.symlink(path, wanted)
+        sync_folder(os.path.dirname(wanted))
+
+    def command(self, verb: str) -> list[str]:
+        return [sys.executable, "-X", "utf8", "-ISB", os.path.abspath(__file__), verb, self.folder]
 
     def start_timer(self, state: dict[str, Any]) -> None:
         name = timer_name(state["unit"], self.folder)
@@ -433,13 +498,7 @@ class Service:
             "--property=StartLimitIntervalSec=0",
             "--property=LogLevelMax=notice",
             "--property=SyslogIdentifier=ddtree-ops",
-            sys.executable,
-            "-X",
-            "utf8",
-            "-ISB",
-            os.path.abspath(__file__),
-            "check",
-            self.folder,
+            *(word.replace("$", "$$") for word in self.command("check")),
         )
 
 
@@ -458,6 +517,8 @@ def arm(service: Service, request: dict[str, Any]) -> dict[str, Any]:
             request,
             schema=SCHEMA,
             phase="armed",
+            timer=timer_name(request["unit"], service.folder) + ".timer",
+            program=os.path.abspath(__file__),
             boot_id=boot_id(),
             armed_at=utc(),
             armed_boottime=now,
@@ -467,13 +528,18 @@ def arm(service: Service, request: dict[str, Any]) -> dict[str, Any]:
         )
         if len(json.dumps(state)) >= STATE_ROOM:
             raise Refused("too_large", "the state of the rollback takes more than %d bytes" % STATE_ROOM)
+        before = service.state()
+        if before is not None and before.get("program") == state["program"] and service.looks(state):
+            service.save(state)  # in place: it has to go on being guarded on a full disk too
+            return {"timer": state["timer"]}
         write_whole(service.state_path, json.dumps(state).encode().ljust(STATE_ROOM - 1) + b"\n", 0o644)
         try:
+            service.remember(state)
             service.start_timer(state)
         except BaseException:
-            remove(service.state_path)
+            service.disarm(state["unit"])
             raise
-        return {"timer": timer_name(state["unit"], service.folder) + ".timer"}
+        return {"timer": state["timer"]}
 
 
 def new_id() -> str:
@@ -543,15 +609,15 @@ def disarm(service: Service, request: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def status(service: Service, request: dict[str, Any]) -> dict[str, Any]:
-    state = service.state()
-    if state is None:
-        return {"armed": False}
-    lock = service.lock()
-    now, boot = boottime(), boot_id()
-    action, why = decide(state, lock, service.verdict(state["activation"]), now, boot)
-    left = state["deadline"] - now if state["boot_id"] == boot else 0.0
-    return {"armed": True, "state": state, "action": action, "why": why, "deadline_s": max(0.0, left)}
+def resume(service: Service, request: dict[str, Any]) -> dict[str, Any]:
+    """After a boot: look again, where something is armed."""
+    with service.mutex(20.0):
+        state = service.state()
+        if state is None or state["phase"] == "failed":
+            service.forget(os.path.basename(service.folder))
+            return {"armed": False}
+        service.start_timer(state)
+        return {"armed": True}
 
 
 def check(service: Service, request: dict[str, Any]) -> dict[str, Any]:
@@ -559,13 +625,21 @@ def check(service: Service, request: dict[str, Any]) -> dict[str, Any]:
     with service.mutex(0.0):
         state = service.state()
         if state is None:
-            name = timer_name(os.path.basename(service.folder), service.folder)
-            call("systemctl", "stop", "--", name + ".timer")
+            unit = os.path.basename(service.folder)
+            if os.path.exists(service.state_path):
+                tell(
+                    unit,
+                    3,
+                    f"{unit}: {service.state_path} cannot be read: the host does not go back by itself",
+                )
+            service.forget(unit)
             return {"action": "disarm", "why": "nothing is armed"}
         verdict = service.verdict(state["activation"])
         action, why = decide(state, service.lock(), verdict, boottime(), boot_id())
         if action == "lost":
             service.save(dict(state, lost_since=boottime()))
+        elif action == "disarm" and state["phase"] == "failed":
+            service.forget(state["unit"])
         elif action == "disarm":
             service.disarm(state["unit"])
         elif action == "go-back":
@@ -603,12 +677,15 @@ def go_back(service: Service, state: dict[str, Any], why: str) -> None:
         )
     except Exception as error:
         tell(unit, 3, "%s: going back failed (try %d of %d): %s" % (unit, state["attempts"], TRIES, error))
+        state["problem"] = str(error)[:300]
         if state["attempts"] < TRIES:
-            raise
-        state["phase"] = "failed"
+            state["retry_at"] = boottime() + min(RETRY_MOST, state["interval_s"] * 2 ** state["attempts"])
+        else:
+            state["phase"] = "failed"
         service.save(state)
         service.drop_lock(state)
-        call("systemctl", "stop", "--", timer_name(unit, service.folder) + ".timer")
+        if state["phase"] == "failed":
+            service.forget(unit)
         raise
     remove(service.state_path)
     service.drop_lock(state)
@@ -765,7 +842,7 @@ REQUESTS: dict[str, Callable[[Service, dict[str, Any]], dict[str, Any]]] = {
     "confirm": confirm,
     "disarm": disarm,
     "hold": hold,
-    "status": status,
+    "resume": resume,
 }
 
 
@@ -775,7 +852,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("usage: guard.py {} SERVICE_DIR\n".format("|".join(REQUESTS)))
         return 2
     os.umask(0o022)
-    request = {} if argv[0] in ("check", "status") else json.load(sys.stdin)
+    request = {} if argv[0] in ("check", "resume") else json.load(sys.stdin)
     try:
         answer = REQUESTS[argv[0]](Service(argv[1].rstrip("/")), request)
     except Refused as error:

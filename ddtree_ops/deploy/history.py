@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -74,13 +75,16 @@ class History:
     activations: tuple[Activation, ...] = ()
     damaged: int = 0
 
-    def to_json(self, lines: int | None = None) -> dict[str, Any]:
-        """Stable JSON form, of the newest ``lines`` or of all."""
+    def to_json(
+        self, lines: int | None = None, changes: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, Any]:
+        """Stable JSON form, of the newest ``lines`` or of all; with ``changes`` (by id) of each, where given."""
         shown = self.activations if lines is None else self.activations[-lines:]
+        rows = [{**asdict(item), "verdict": item.verdict.value if item.verdict else None} for item in shown]
+        if changes is not None:
+            rows = [{**row, "changes": list(changes.get(row["id"], ()))} for row in rows]
         return {
-            "activations": [
-                {**asdict(item), "verdict": item.verdict.value if item.verdict else None} for item in shown
-            ],
+            "activations": rows,
             "damaged_lines": self.damaged,
         }
 
@@ -154,7 +158,7 @@ def parse_history(content: bytes | None) -> History:
         try:
             record = json.loads(line)
             _apply(record, found)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             damaged += 1
     return History(tuple(found.values()), damaged)
 

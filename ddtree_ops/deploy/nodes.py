@@ -17,34 +17,27 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.errors import (
-    Inconclusive,
     Interrupted,
-    LockLost,
     OpsError,
     PreflightError,
-    UnreachableError,
     UsageError,
 )
 from ddtree_ops.inventory.models import Node, Target
-from ddtree_ops.results import Verdict
 
 if TYPE_CHECKING:
     from ddtree_ops.deploy.deployment import Deployment
     from ddtree_ops.deploy.history import Activation
     from ddtree_ops.diagnose.api import DiagnosisReport
-    from ddtree_ops.inventory.models import Service
 
 __all__ = [
     "Lockstep",
     "Member",
     "PeerFailed",
     "Symptom",
-    "agree",
     "in_turn",
     "join_plans",
     "locksteps",
     "name_the_first",
-    "roll_back",
     "same_choice",
     "the_first",
 ]
@@ -253,13 +246,15 @@ def same_choice(member: Member, choice: Activation) -> None:
     """:raises PreflightError: the nodes would go back to different activations."""
     chosen: list[Activation] = member.share("choice", choice)
     if len({item.id for item in chosen}) > 1:
+        hosts = " ".join(name.partition("/")[0] for name in member.lockstep.names)
         raise PreflightError(
             "the nodes would not go back to the same activation",
             details=tuple(
                 f"{name}: {item.id} {item.release[:12]} of {item.time}"
                 for name, item in zip(member.lockstep.names, chosen, strict=True)
             ),
-            hint="name one that all of them have: --to ID (ddtree-ops history)",
+            hint=f"name one that all of them have: ddtree-ops rollback {hosts} --to ID; "
+            f"ddtree-ops history {hosts} lists them",
         )
 
 
@@ -271,7 +266,7 @@ def join_plans(deployment: Deployment, member: Member) -> None:
     if most > own:
         deployment.joined = "activate" if most == 2 else "validate"
         what = "started" if most == 2 else "validated"
-        deployment.say("activate", f"another node of the service is {what} again, and this one with it")
+        deployment.frame.say("activate", f"another node of the service is {what} again, and this one with it")
 
 
 # -- who failed first ----------------------------------------------------------------------------------------------
@@ -347,96 +342,3 @@ def name_the_first(member: Member, error: OpsError, deployment: Deployment) -> N
         f"first to fail: {where[:-1]}{ranks}): {first.cause or first.message}",
         *(line for line in error.details if not line.startswith("first to fail: ")),
     )
-
-
-# -- going back ----------------------------------------------------------------------------------------------------
-
-
-def agree(deployment: Deployment, member: Member) -> tuple[Activation, str, Service] | None:
-    """The newest activation that passed on all nodes and is whole on all: it, its unit file and settings here; or None.
-
-    Nodes of one activation have its id in common. To be called by all nodes in the same step, once.
-    """
-    past = deployment.observed.history.activations if deployment.observed else ()
-    passed = [item for item in reversed(past) if item.good]
-    known = member.share("back.passed", [item.id for item in passed])
-    for item in [one for one in passed if all(one.id in ids for ids in known)]:
-        kept = deployment._kept(item)
-        problems = member.share(f"back.kept.{item.id}", kept if isinstance(kept, str) else "")
-        if not isinstance(kept, str) and not any(problems):
-            return item, *kept
-        broken = [f"{member.lockstep.names[rank]}: {text}" for rank, text in enumerate(problems) if text]
-        told = f"{item.release[:12]} of {item.time} cannot come back: {'; '.join(broken)}"
-        deployment.say(deployment.step, told)
-    return None
-
-
-def roll_back(deployment: Deployment, member: Member) -> None:
-    """Take all nodes back to what :func:`agree` finds; without it all are stopped. None is left running alone: where one
-    cannot go back, or cannot be asked, the others are stopped.
-
-    :raises RolledBack: it serves again.
-    """
-    unit = deployment.target.service.unit
-    with deployment.phase("rollback"):
-        try:
-            found = _choose(deployment, member)
-            if found is None:
-                return
-            activation, text, service = found
-            failed_run = deployment._invocation or "previous"
-            deployment._switch(activation.release, text, activation.plan, service, "rollback")
-            member.share("back.started", True)
-            deployment._note = (
-                f"all nodes back to {activation.release[:12]}, which passed on {activation.time}"
-            )
-        except (UnreachableError, LockLost):
-            raise
-        except OpsError as error:
-            deployment._stop_if_there()
-            deployment.state_left = f"{unit} is stopped here: its nodes could not all go back"
-            error.state = ""
-            raise
-    deployment._see_that_it_serves(activation, service, failed_run)
-
-
-def _choose(deployment: Deployment, member: Member) -> tuple[Activation, str, Service] | None:
-    """What all nodes go back to; None: nothing is switched, and ``state_left`` says what was done instead."""
-    failed, unit = deployment.activation, deployment.target.service.unit
-    cause = member.failure.cause if isinstance(member.failure, PeerFailed) else member.failure
-    unsure = isinstance(cause, Inconclusive)
-    if failed is not None:
-        deployment._hold_armed(failed)
-        deployment._record(failed, Verdict.INCONCLUSIVE if unsure else Verdict.FAIL)
-    only_judged = failed is None or failed.reason == "validate"
-    harmless = only_judged and (unsure or isinstance(cause, UnreachableError))
-    if all(member.share("back.harmless", harmless)):
-        deployment.state_left = (
-            f"nothing was switched, and nothing is known to be wrong; {deployment.control.state().describe()}"
-        )
-        deployment._note = "there was nothing to judge by: left as it is"
-        return None
-    found = agree(deployment, member)
-    if found is None:
-        _stop(
-            deployment,
-            f"no earlier release that passed on all nodes of {unit} together is whole on all of them",
-        )
-        return None
-    good = found[0]
-    same = failed is not None and (good.release, good.unit_sha256) == (failed.release, failed.unit_sha256)
-    if not all(member.share("back.same", same)):
-        return found
-    why = f"the same release and unit passed on {good.time}: the cause is not the deployment"
-    if not all(member.share("back.running", deployment.control.state().running)):
-        _stop(deployment, why)
-        return None
-    deployment.state_left = f"{why}, so nothing was switched; {deployment.control.state().describe()}"
-    deployment._note = "nothing to go back to: the same release and unit passed before"
-    return None
-
-
-def _stop(deployment: Deployment, why: str) -> None:
-    deployment._stop_if_there()
-    deployment.state_left = f"{deployment.target.service.unit} is stopped on all of its nodes: {why}"
-    deployment._note = f"{why}: stopped on all nodes"

@@ -36,6 +36,7 @@ __all__ = [
     "masked_value",
     "text_sha256",
     "unit_diff",
+    "unit_mode",
     "variable_changes",
 ]
 
@@ -170,6 +171,7 @@ class Plan:
     :param variables: variables of the unit one by one; None likewise.
     :param reasons: why the service is started or restarted; empty where it is not.
     :param stays: what will NOT happen, and why.
+    :param notes: what is not of the plan's making and changes what it comes to.
     """
 
     wish: Wish
@@ -180,6 +182,7 @@ class Plan:
     variables: tuple[ValueChange, ...] | None = ()
     reasons: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def has(self, *kinds: ChangeKind) -> bool:
         """True when a change of one of the kinds is in the plan."""
@@ -246,6 +249,7 @@ class Plan:
             "restart": self.activates,
             "reasons": list(self.reasons),
             "stays": list(self.stays),
+            "notes": list(self.notes),
             "files": self.files.to_json() if self.files else None,
             "files_unknown": self.files_unknown,
             "arguments": None if self.arguments is None else [item.to_json() for item in self.arguments],
@@ -310,7 +314,19 @@ def make_plan(wish: Wish, observed: Observed) -> Plan:
         variables=() if before_text is None else variable_changes(before_text, wish.unit_text),
         reasons=tuple(reasons),
         stays=_stays(wish, observed, changes, reasons),
+        notes=_notes(observed.state, changes),
     )
+
+
+def _notes(state: UnitState, changes: list[Change]) -> tuple[str, ...]:
+    notes = [f"settings also come from {path}" for path in state.drop_in_paths]
+    reloads = state.need_daemon_reload or any(change.kind is ChangeKind.UNIT for change in changes)
+    when = "this deploy makes it do so" if reloads else "the next daemon-reload makes it do so"
+    notes += [
+        f"settings will also come from {path}: systemd has not read it yet, {when}"
+        for path in state.unread_drop_ins
+    ]
+    return tuple(notes)
 
 
 def _stays(wish: Wish, observed: Observed, changes: list[Change], reasons: list[str]) -> tuple[str, ...]:
@@ -339,7 +355,7 @@ def manifest_files(manifest: bytes) -> dict[str, str]:
     try:
         listed = json.loads(manifest)["files"]
         return {str(item["path"]): _file_mark(str(item["sha256"]), int(item["mode"])) for item in listed}
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a manifest: {error}") from None
 
 
@@ -469,3 +485,9 @@ def masked_unit_line(line: str) -> str:
             if is_secret_name(match[1]):
                 return line[: match.end()] + MASK
     return redact(line)
+
+
+def unit_mode(text: str) -> int:
+    """Mode of a unit file on the host: one that holds secrets is for root alone."""
+    open_to_all = all(masked_unit_line(line) == line for line in text.splitlines())
+    return 0o644 if open_to_all else 0o600

@@ -1,8 +1,7 @@
-"""What is published on a host, what a service can go back to, and what may go.
+"""What is published on a host, and what may go.
 
 :func:`look` asks the host once (two round trips); what follows from it is decided here, by pure functions:
-:func:`way_back` finds the activation that a rollback would go to, :func:`plan_prune` says what is removed and why the
-rest stays.
+:func:`plan_prune` says what is removed and why the rest stays.
 """
 
 from __future__ import annotations
@@ -21,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_ops import paths
 from ddtree_ops.deploy import audit
-from ddtree_ops.deploy.guard import describe_holder
-from ddtree_ops.deploy.history import Activation, History, parse_history
+from ddtree_ops.deploy.earlier import moment_of
+from ddtree_ops.deploy.guard import describe_holder, program_name
+from ddtree_ops.deploy.history import History, parse_history
 from ddtree_ops.deploy.identity import origin, who
-from ddtree_ops.errors import LockHeld, OpsError, PreflightError, RemoteError, UsageError
+from ddtree_ops.errors import LockHeld, OpsError, RemoteError
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.remote.session import AgentError, Request
 from ddtree_ops.results import Verdict
 from ddtree_ops.service.layout import Layout
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,6 @@ __all__ = [
     "Release",
     "ServiceState",
     "Survey",
-    "alternatives",
     "look",
     "old_evidence",
     "plan_prune",
@@ -52,7 +52,6 @@ __all__ = [
     "releases_of",
     "remove",
     "verify",
-    "way_back",
 ]
 
 _AHEAD_S = 24 * 3600.0
@@ -160,12 +159,8 @@ def look(session: Session, root: str) -> Survey:
 
 def _contents(session: Session, requests: Sequence[Request]) -> list[bytes | None]:
     """What ``read_file`` requests found; None where there is no such file. One round trip, none without a request."""
-    found: list[bytes | None] = []
-    for reply in session.batch(requests, deadline=120.0) if requests else ():
-        if isinstance(reply, Exception):
-            raise reply
-        found.append(reply.data if reply.values["found"] else None)
-    return found
+    replies = session.ask(requests, deadline=120.0)
+    return [reply.data if reply.values["found"] else None for reply in replies]
 
 
 # -- the list of releases --------------------------------------------------------------------------------------
@@ -331,109 +326,13 @@ def verify(session: Session, root: str, found: HostReleases) -> HostReleases:
                 ),
             )
         )
-    replies = session.batch([request for _, request in checks], deadline=900.0) if checks else []
+    replies = session.ask([request for _, request in checks], deadline=900.0)
     for (digest, _), reply in zip(checks, replies, strict=True):
-        if isinstance(reply, Exception):
-            raise reply
         listed = tuple(reply.values["problems"])
         more = reply.values["count"] - len(listed)
         problems[digest] = (*listed, f"{more} more") if more > 0 else listed
     return replace(
         found, releases=tuple(replace(item, problems=problems[item.digest]) for item in found.releases)
-    )
-
-
-# -- going back ------------------------------------------------------------------------------------------------
-
-
-def way_back(history: History, current: tuple[str | None, str | None], to: str | None = None) -> Activation:
-    """The activation that a rollback goes to. Pure.
-
-    Without ``to``, the newest that passed and is another release or unit file than what is there now. ``to`` is the
-    beginning of a release's digest (at least four digits; its newest activation that passed), the beginning of an
-    activation's id, or a time in ISO 8601 (UTC where it names no zone): the newest that had passed by then.
-
-    :param current: digest of the current release, sha256 of the installed unit file.
-    :raises PreflightError: nothing recorded to go back to.
-    :raises UsageError: ``to`` names none of the recorded activations, or several releases.
-    """
-    if to is None:
-        for item in history.good():
-            if (item.release, item.unit_sha256) != current:
-                return item
-        raise PreflightError(
-            "there is nothing to go back to: no other release or unit file ever passed here"
-            if history.good()
-            else "there is nothing to go back to: no activation of it ever passed here",
-            details=alternatives(history, current),
-            hint="--to names a recorded activation that has not passed; ddtree-ops history lists all"
-            if history.activations
-            else "ddtree-ops deploy",
-        )
-    wanted = to.strip().lower()
-    by_id = [
-        item
-        for item in history.activations
-        if wanted and item.id.lower().startswith(wanted) and "t" in wanted
-    ]
-    if len(by_id) == 1:
-        return by_id[0]
-    by_digest = [
-        item
-        for item in history.activations
-        if re.fullmatch(r"[0-9a-f]{4,64}", wanted) and item.release.startswith(wanted)
-    ]
-    names = sorted({item.release for item in by_digest} or {item.id for item in by_id})
-    if len(names) > 1:
-        raise UsageError(
-            f"--to {to} fits {len(names)} of the recorded {'releases' if by_digest else 'activations'}",
-            details=tuple(names),
-            hint="give more of it",
-        )
-    if by_digest:
-        passed = [item for item in by_digest if item.good]
-        return (passed or by_digest)[-1]
-    moment = _moment(wanted.upper())
-    if moment is not None:
-        before = [
-            item for item in history.activations if item.good and (_moment(item.time) or moment) <= moment
-        ]
-        if before:
-            return before[-1]
-        raise UsageError(
-            f"--to {to}: nothing had passed here by {moment:%Y-%m-%d %H:%M:%SZ}",
-            details=alternatives(history, current),
-        )
-    raise UsageError(
-        f"--to {to} names no recorded release, activation or time",
-        details=alternatives(history, current),
-        hint="at least four digits of a release, the beginning of an activation's id, or a time such as 2026-11-29T18:00",
-    )
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def alternatives(
-    history: History, current: tuple[str | None, str | None], *, without: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """Recorded activations that one may go back to, newest first, a line each. Pure.
-
-    :param without: ids of activations that were found not to be usable.
-    """
-    left = [
-        item
-        for item in history.good()
-        if (item.release, item.unit_sha256) != current and item.id not in set(without)
-    ]
-    return tuple(
-        f"passed: {item.release[:12]} {item.runtime}".rstrip() + f" of {item.time}, activation {item.id}"
-        for item in left[:10]
     )
 
 
@@ -475,7 +374,11 @@ class PrunePlan:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a prune did. ``refused``: digests that had come into use meanwhile, with the unit that uses them."""
+    """What a prune did. ``refused``: digests that had come into use meanwhile, with the unit that uses them.
+
+    :param programs: of the rollback guard, that nothing armed runs any more.
+    :param evidence: folders with journals that the host itself had kept.
+    """
 
     plan: PrunePlan
     removed: tuple[str, ...] = ()
@@ -483,6 +386,8 @@ class Pruned:
     unit_files: int = 0
     leftovers: int = 0
     byte_code: int = 0
+    programs: int = 0
+    evidence: int = 0
     freed_bytes: int = 0
     free_bytes: int = 0
     dry_run: bool = False
@@ -491,7 +396,9 @@ class Pruned:
     @property
     def changed(self) -> bool:
         """Something was removed."""
-        return bool(self.removed or self.unit_files or self.leftovers or self.byte_code)
+        return any(
+            (self.removed, self.unit_files, self.leftovers, self.byte_code, self.programs, self.evidence)
+        )
 
     def describe(self) -> str:
         """One line for people."""
@@ -507,14 +414,18 @@ class Pruned:
                 if self.plan.remove or self.plan.leftovers
                 else ""
             )
-            return f"would remove {what or 'nothing'}{size}; {kept}"
+            return f"would remove {what}{size}; {kept}" if what else f"nothing to remove; {kept}"
         what = _parts(
             (len(self.removed), "release"),
             (self.leftovers, "leftover"),
             (self.unit_files, "unit file"),
             (self.byte_code, "byte code file"),
+            (self.programs, "old guard program"),
+            (self.evidence, "evidence folder"),
         )
-        return f"removed {what or 'nothing'}, {self.freed_bytes / 1e6:.1f} MB freed; {kept}"
+        if not what:
+            return f"nothing to remove; {kept}"
+        return f"removed {what}, {self.freed_bytes / 1e6:.1f} MB freed; {kept}"
 
     def to_json(self) -> dict[str, Any]:
         """Stable JSON form."""
@@ -526,6 +437,8 @@ class Pruned:
             "unit_files": self.unit_files,
             "leftovers": self.leftovers,
             "byte_code": self.byte_code,
+            "guard_programs": self.programs,
+            "evidence": self.evidence,
             "freed_bytes": self.freed_bytes,
             "free_bytes": self.free_bytes,
             "note": self.note,
@@ -533,7 +446,7 @@ class Pruned:
 
 
 def _parts(*counts: tuple[int, str]) -> str:
-    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts if number)
+    return ", ".join(count(number, word) for number, word in counts if number)
 
 
 def plan_prune(survey: Survey, *, keep: int) -> PrunePlan:
@@ -613,10 +526,12 @@ def _spare_units(service: ServiceState, kept: set[str], armed: set[str]) -> list
     return found
 
 
-def remove(session: Session, root: str, plan: PrunePlan) -> Pruned:
+def remove(session: Session, root: str, plan: PrunePlan, *, evidence_before: float = 0.0) -> Pruned:
     """Do what a plan says. One round trip.
 
     The host looks again at each release before it goes: one that a service points to at that moment stays.
+
+    :param evidence_before: epoch, host's clock: evidence that the host kept before that goes too.
     """
     arguments = {
         "root": root,
@@ -624,6 +539,8 @@ def remove(session: Session, root: str, plan: PrunePlan) -> Pruned:
         "unit_files": [list(item) for item in plan.unit_files],
         "leftovers": True,
         "byte_code": True,
+        "program": program_name(),
+        "evidence_before": evidence_before,
     }
     values = session.request("prune", arguments, deadline=600.0).values
     return Pruned(
@@ -633,18 +550,29 @@ def remove(session: Session, root: str, plan: PrunePlan) -> Pruned:
         unit_files=values["unit_files"],
         leftovers=values["leftovers"],
         byte_code=values["byte_code"],
+        programs=values["programs"],
+        evidence=values["evidence"],
         freed_bytes=values["freed_bytes"],
         free_bytes=values["disk"]["free_bytes"],
     )
 
 
-def prune(session: Session, layout: Layout, *, keep: int, dry_run: bool = False, holding: str = "") -> Pruned:
+def prune(
+    session: Session,
+    layout: Layout,
+    *,
+    keep: int,
+    dry_run: bool = False,
+    holding: str = "",
+    evidence_days: float = 30.0,
+) -> Pruned:
     """Remove what no service of the host needs any more, and write that into the audit.
 
     Nobody may be deploying to any service of the host meanwhile: a release is pushed before anything points to it.
 
     :param keep: releases that passed to be kept for each service.
     :param holding: unit whose lock the caller holds already.
+    :param evidence_days: age from which journals go that the host itself had kept.
     :raises LockHeld: somebody deploys; nothing was changed.
     """
     survey = look(session, layout.root)
@@ -652,7 +580,8 @@ def prune(session: Session, layout: Layout, *, keep: int, dry_run: bool = False,
         return Pruned(plan_prune(survey, keep=keep), free_bytes=survey.free_bytes, dry_run=True)
     with _all_locks(session, survey, holding):
         survey = look(session, layout.root)
-        done = remove(session, layout.root, plan_prune(survey, keep=keep))
+        before = survey.time - evidence_days * 86400
+        done = remove(session, layout.root, plan_prune(survey, keep=keep), evidence_before=before)
     if done.changed:
         detail = "; ".join([done.describe(), *(digest[:12] for digest in done.removed)])
         try:
@@ -698,7 +627,7 @@ def old_evidence(names: Iterable[str], *, days: float, now: datetime) -> list[st
     found = []
     for name in names:
         match = _STAMPED.fullmatch(name)
-        made = _moment(match.group(1)) if match else None
+        made = moment_of(match.group(1)) if match else None
         if made is not None and (now - made).total_seconds() > days * 86400:
             found.append(name)
     return sorted(found)

@@ -10,9 +10,9 @@ import contextlib
 import difflib
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ddtree_ops.checks.engine import EngineClient, EngineError
@@ -21,6 +21,7 @@ from ddtree_ops.checks.prompts import resolve_prompt
 from ddtree_ops.checks.smoke import judge_completion
 from ddtree_ops.checks.textquality import judge_text
 from ddtree_ops.deploy.audit import record
+from ddtree_ops.deploy.frame import Frame
 from ddtree_ops.deploy.guard import new_lock_id, take_lock
 from ddtree_ops.deploy.history import (
     Activation,
@@ -32,7 +33,7 @@ from ddtree_ops.deploy.history import (
 )
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.deploy.plan import masked_unit_line, text_sha256
-from ddtree_ops.deploy.secrets import api_key_of, write_requests
+from ddtree_ops.deploy.secrets import api_key_of, key_on_host, write_requests
 from ddtree_ops.errors import (
     CheckFailed,
     ConfigError,
@@ -47,7 +48,7 @@ from ddtree_ops.errors import (
 from ddtree_ops.inventory.models import Host, Inventory, Router, Target
 from ddtree_ops.inventory.routers import Worker, workers
 from ddtree_ops.remote.session import Request, Session
-from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Reporter, Verdict
+from ddtree_ops.results import CheckResult, EventKind, Evidence, Reporter, Verdict
 from ddtree_ops.secret import Secret
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.router import (
@@ -217,7 +218,7 @@ class _Seen:
     unit_text: str | None
     state: UnitState
     history: History
-    key: bytes | None
+    key: Secret | None
 
 
 class RouterDeployment:
@@ -233,23 +234,30 @@ class RouterDeployment:
         self.host: Host = inventory.hosts[router.host]
         self.workers = workers(inventory, router)
         self.layout = router_layout(self.host, router)
-        self.control = UnitControl(session, router.unit)
-        self._report = report
-        self._keys = {worker.name: api_key_of(worker.target) for worker in self.workers}
-        if len(set(self._keys.values())) > 1:
-            raise ConfigError(
-                f"router {router.name}: its workers have different API keys, and it knows one only",
-                details=tuple(f"{name}: {'a key' if key else 'no key'}" for name, key in self._keys.items()),
-                hint="give the service one key for all of these hosts",
-            )
-        self.key: Secret | None = next(iter(self._keys.values()))
+        self.control = UnitControl(session, router.unit, writer=f"ddtree-ops router deploy {router.name}")
         self.urls = [worker.url for worker in self.workers]
-        self.unit_text = render_router_unit(self.host, router, self.urls, with_key=self.key is not None)
+        with_key = any("api_key" in worker.target.service.secrets for worker in self.workers)
+        self.unit_text = render_router_unit(self.host, router, self.urls, with_key=with_key)
         self.result = RouterResult(router.name, router.host)
-        self._state = "nothing was changed"
-        self._note = ""
+        self.frame = Frame(router.host, report)
+        self.result.seconds = self.frame.seconds
         self._seen: _Seen | None = None
         self._activation: Activation | None = None
+
+    @cached_property
+    def key(self) -> Secret | None:
+        """The key of the workers, from its source: only a deploy takes it, so that the rest needs no password store.
+
+        :raises ConfigError: it cannot be had, or the workers have different ones.
+        """
+        keys = {worker.name: api_key_of(worker.target) for worker in self.workers}
+        if len(set(keys.values())) > 1:
+            raise ConfigError(
+                f"router {self.router.name}: its workers have different API keys, and it knows one only",
+                details=tuple(f"{name}: {'a key' if key else 'no key'}" for name, key in keys.items()),
+                hint="give the service one key for all of these hosts",
+            )
+        return next(iter(keys.values()))
 
     # -- what the commands do ------------------------------------------------------------------------------
 
@@ -261,18 +269,19 @@ class RouterDeployment:
         except RolledBack as error:
             result.outcome, result.error = "rolled-back", error
         except OpsError as error:
-            result.error = error.at(host=self.host.name, state=self._state)
+            result.error = error.at(host=self.host.name, state=self.frame.state_left)
         except KeyboardInterrupt:
             result.outcome = "interrupted"
             result.error = Interrupted(
                 "interrupted",
                 host=self.host.name,
-                state=self._state,
+                state=self.frame.state_left,
                 hint=f"ddtree-ops router deploy {self.router.name}",
             )
         return result
 
     def _deploy(self, dry_run: bool, lock_wait: float) -> None:
+        key = self.key
         if not dry_run:
             take_lock(
                 self.session,
@@ -281,7 +290,8 @@ class RouterDeployment:
                 command="router deploy",
                 lease=_LEASE_S,
                 wait=lock_wait,
-                tell=lambda text: self._emit(EventKind.PROGRESS, "preflight", text),
+                again=f"ddtree-ops router deploy {self.router.name}",
+                tell=lambda text: self.frame.emit(EventKind.PROGRESS, "preflight", text),
             )
         self._preflight()
         self._plan()
@@ -289,11 +299,11 @@ class RouterDeployment:
             self.result.outcome = "planned" if self.result.reasons else "unchanged"
             return
         try:
-            self._activate(self.unit_text, "deploy", self.key)
+            self._activate(self.unit_text, "deploy", key)
             self._wait()
             self._smoke()
         except OpsError as error:
-            self._roll_back(error.at(host=self.host.name, state=self._state))
+            self._roll_back(error.at(host=self.host.name, state=self.frame.state_left))
         self._accept()
         self.result.outcome = "deployed"
 
@@ -303,7 +313,7 @@ class RouterDeployment:
         states: dict[str, bool] = {}
         answers = False
         if seen.state.running:
-            with self._client() as client, contextlib.suppress(EngineError, ValueError):
+            with self._client(seen.key) as client, contextlib.suppress(EngineError, ValueError):
                 states = worker_states(client.send("GET", "/workers", timeout=5.0).json())
                 answers = True
         return RouterView(
@@ -336,52 +346,27 @@ class RouterDeployment:
 
     # -- steps ---------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._note, began = "", time.monotonic()
-        self._emit(EventKind.START, name, "")
-        kind, message = EventKind.DONE, ""
-        try:
-            yield
-            message = self._note
-        except OpsError as error:
-            error.at(host=self.host.name, phase=name, state=self._state)
-            kind, message = EventKind.FAIL, error.message
-            raise
-        finally:
-            elapsed = time.monotonic() - began
-            self.result.seconds[name] = self.result.seconds.get(name, 0.0) + elapsed
-            self._report(Event(kind, self.host.name, name, message, elapsed_s=elapsed))
-
-    def _emit(self, kind: EventKind, name: str, message: str) -> None:
-        self._report(Event(kind, self.host.name, name, message))
-
     def _look(self) -> _Seen:
-        replies = []
-        for reply in self.session.batch(
+        unit, show, history, key = self.session.ask(
             [
                 Request("read_file", {"path": self.layout.unit_path, "max_bytes": 1 << 20}),
                 Request("show_unit", {"unit": self.router.unit}),
                 Request("read_file", {"path": self.layout.history, "max_bytes": 64 << 20}),
                 Request("read_file", {"path": f"{self.layout.secrets}/{KEY_FILE}", "max_bytes": 1 << 16}),
-            ]
-        ):
-            if isinstance(reply, Exception):
-                raise reply
-            replies.append(reply)
-        unit, show, history, key = replies
+            ],
+        )
         return _Seen(
             unit.data.decode("utf-8", "replace") if unit.values["found"] else None,
             UnitState.parse(show.values),
             parse_history(history.data if history.values["found"] else None),
-            key.data if key.values["found"] else None,
+            key_on_host(key.data) if key.values["found"] else None,
         )
 
     def _preflight(self) -> None:
-        with self._phase("preflight"):
+        with self.frame.phase("preflight"):
             self._seen = self._look()
             if self._seen.state.running:
-                self._state = "nothing was changed: the router keeps running as it did"
+                self.frame.state_left = "nothing was changed: the router keeps running as it did"
             with ThreadPoolExecutor(max_workers=min(16, 2 + len(self.workers))) as pool:
                 venv, ports = pool.submit(self._check_venv), pool.submit(self._check_ports)
                 found = [*pool.map(self._check_worker, self.workers)]
@@ -396,7 +381,7 @@ class RouterDeployment:
                         (result.hint for result in bad if result.hint), "mend that and deploy it again"
                     ),
                 )
-            self._note = "; ".join(result.summary for result in results)
+            self.frame.note = "; ".join(result.summary for result in results)
 
     def _check(self, name: str, problem: str, fine: str, hint: str = "", evidence: str = "") -> CheckResult:
         return CheckResult(
@@ -459,7 +444,7 @@ class RouterDeployment:
         )
         hint, serves = f"ddtree-ops status {host}; ddtree-ops deploy {host}", ""
         try:
-            with EngineClient(self.session, self._seen_from_host(worker), self._keys[worker.name]) as client:
+            with EngineClient(self.session, self._seen_from_host(worker), self.key) as client:
                 status = client.health()
                 if status != 200:
                     answer = "nothing listens there" if status is None else f"GET /health: {status}"
@@ -482,19 +467,19 @@ class RouterDeployment:
             runtime=worker.target.runtime,
         )
 
-    def _client(self) -> EngineClient:
-        """A client of the router itself."""
+    def _client(self, key: Secret | None) -> EngineClient:
+        """A client of the router itself, with the key that it asks for."""
         target = self.workers[0].target
         update = {"bind": self.router.bind, "port": self.router.port, "nodes": None}
         service = target.service.model_copy(update=update)
         return EngineClient(
-            self.session, Target(host=self.host, service=service, runtime=target.runtime), self.key
+            self.session, Target(host=self.host, service=service, runtime=target.runtime), key
         )
 
     def _plan(self) -> None:
         seen = self._seen
         assert seen is not None
-        with self._phase("plan"):
+        with self.frame.phase("plan"):
             before = seen.unit_text or ""
             diff = difflib.unified_diff(
                 before.splitlines(),
@@ -510,14 +495,14 @@ class RouterDeployment:
                 reasons.append("there is no unit file yet")
             elif seen.unit_text != self.unit_text:
                 reasons.append("the unit file changes")
-            if self.key is not None and seen.key != self.key.reveal().encode():
-                reasons.append("the key of the workers changes")
+            if self.key is not None and seen.key != self.key:
+                reasons.append(f"the key of the workers {'changes' if seen.key else 'is new'}")
             if not seen.state.running:
                 reasons.append(seen.state.describe())
             elif not reasons:
                 reasons += self._unfit()
             self.result.reasons = tuple(reasons)
-            self._note = (
+            self.frame.note = (
                 "; ".join(reasons) if reasons else "nothing to change: it runs as wished, all workers healthy"
             )
 
@@ -529,7 +514,7 @@ class RouterDeployment:
     def _missing(self) -> list[str]:
         """Workers that the router does not have, or not as healthy; all of them where it does not answer."""
         try:
-            with self._client() as client:
+            with self._client(self.key) as client:
                 if client.send("GET", "/readiness", timeout=5.0).status_code != 200:
                     return list(self.urls)
                 states = worker_states(client.send("GET", "/workers", timeout=5.0).json())
@@ -538,31 +523,27 @@ class RouterDeployment:
         return [url for url in self.urls if not states.get(url)]
 
     def _activate(self, text: str, reason: str, key: Secret | None) -> None:
-        with self._phase("activate" if reason == "deploy" else "rollback"):
+        with self.frame.phase("activate" if reason == "deploy" else "rollback"):
             sha256 = text_sha256(text)
             self._activation = new_activation(
                 release="", unit_sha256=sha256, plan=sha256, who=who(), origin=origin(), reason=reason
             )
-            self.session.write_file(
-                f"{self.layout.service_dir}/units/{sha256}.service", text.encode(), mode=0o600
-            )
+            self.session.write_file(f"{self.layout.kept_unit(sha256)}.service", text.encode(), mode=0o600)
             self.session.append_line(self.layout.history, activation_line(self._activation))
-            self._state = f"the switch of {self.router.unit} was not finished: it may be stopped"
+            self.frame.state_left = f"the switch of {self.router.unit} was not finished: it may be stopped"
             if self.control.state().exists:
                 self.control.stop()
             files = {KEY_FILE: key.reveal().encode()} if key is not None else {}
-            for reply in self.session.batch(write_requests(self.layout, files)) if files else ():
-                if isinstance(reply, Exception):
-                    raise reply
+            self.session.ask(write_requests(self.layout, files))
             self.control.install(self.layout.unit_path, text)
             self.control.start()
-            self._state = f"{self.router.unit} was started and is not validated"
-            self._note = (
+            self.frame.state_left = f"{self.router.unit} was started and is not validated"
+            self.frame.note = (
                 "; ".join(self.result.reasons) if reason == "deploy" else "the former unit file runs again"
             )
 
     def _wait(self) -> None:
-        with self._phase("wait"):
+        with self.frame.phase("wait"):
             began = time.monotonic()
             limit = began + self.router.health.timeout
             while True:
@@ -572,14 +553,14 @@ class RouterDeployment:
                 missing = self._missing()
                 if not missing:
                     break
-                self._emit(EventKind.PROGRESS, "wait", f"waits for {', '.join(missing)}")
+                self.frame.emit(EventKind.PROGRESS, "wait", f"waits for {', '.join(missing)}")
                 if time.monotonic() > limit:
                     raise HealthTimeout(
                         f"not every worker was healthy within {self.router.health.timeout:g} s: {', '.join(missing)}",
                         hint=f"ddtree-ops router logs {self.router.name} --grep health",
                     )
                 time.sleep(_POLL_S)
-            self._note = (
+            self.frame.note = (
                 f"{len(self.urls)} of {len(self.urls)} workers healthy after {time.monotonic() - began:.0f} s"
             )
 
@@ -602,9 +583,9 @@ class RouterDeployment:
     def _smoke(self) -> None:
         """A completion through the router, by the name it lists; then the unit is held."""
         health, worker = self.router.health, self.workers[0].target.service.health
-        with self._phase("smoke"):
+        with self.frame.phase("smoke"):
             before, state = self._served(), self.control.state()
-            with self._client() as client:
+            with self._client(self.key) as client:
                 served = [model.name for model in client.models()]
                 wanted = self.workers[0].target.service.served_name
                 if wanted is not None and wanted not in served:
@@ -637,7 +618,7 @@ class RouterDeployment:
                 if time.monotonic() >= end:
                     break
                 time.sleep(min(_POLL_S, max(0.0, end - time.monotonic())))
-            self._note = (
+            self.frame.note = (
                 f"{found.summary}; answered by {' or '.join(names) or 'a worker its metrics do not name'}"
             )
 
@@ -661,21 +642,23 @@ class RouterDeployment:
         )
         text = self._former(seen)
         if text is None:
-            with self._phase("rollback"):
+            with self.frame.phase("rollback"):
                 self.control.stop()
-                self._state = f"{self.router.unit} is stopped: there is no other unit file to go back to"
-                self._note = "stopped: there is nothing to go back to"
-            error.state = self._state
+                self.frame.state_left = (
+                    f"{self.router.unit} is stopped: there is no other unit file to go back to"
+                )
+                self.frame.note = "stopped: there is nothing to go back to"
+            error.state = self.frame.state_left
             raise error
-        key = Secret(seen.key.decode()) if seen.key is not None else None
+        key = self.key  # That of now also with the former unit: the preflight has seen the workers take it.
         try:
             self._activate(text, "rollback", key)
             self._wait_for_former()
         except OpsError as another:
             error.details = (*error.details, f"the rollback failed too: {another.message}")
-            error.state = self._state
+            error.state = self.frame.state_left
             raise error from None
-        self._state = "the former unit file runs again"
+        self.frame.state_left = "the former unit file runs again"
         self._accept()
         raise RolledBack(
             "the router failed and its former unit file is back",
@@ -690,7 +673,7 @@ class RouterDeployment:
         wished = text_sha256(self.unit_text)
         for item in seen.history.good():
             if item.unit_sha256 != wished:
-                kept = self.session.read_file(f"{self.layout.service_dir}/units/{item.unit_sha256}.service")
+                kept = self.session.read_file(f"{self.layout.kept_unit(item.unit_sha256)}.service")
                 if kept is not None and text_sha256(kept.decode("utf-8", "replace")) == item.unit_sha256:
                     return kept.decode()
         before = seen.unit_text
@@ -703,7 +686,7 @@ class RouterDeployment:
             state = self.control.state()
             if not state.running or state.n_restarts:
                 self._ended(state)
-            with contextlib.suppress(EngineError), self._client() as client:
+            with contextlib.suppress(EngineError), self._client(self.key) as client:
                 if client.send("GET", "/readiness", timeout=5.0).status_code == 200:
                     return
             if time.monotonic() > limit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -19,7 +20,7 @@ from typing import Any
 
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.deploy.plan import Observed, Plan, Wish, text_sha256
-from ddtree_ops.errors import OpsError, UsageError
+from ddtree_ops.errors import ConfigError, OpsError, UsageError
 from ddtree_ops.inventory.models import Inventory, Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.runtime import known_bundle
@@ -71,7 +72,7 @@ class Fingerprint:
 
 _WORDS = {
     "release": "the release that current points at",
-    "unit_sha256": "the unit file (sha256)",
+    "unit_sha256": "the unit file (first 12 digits of its sha256)",
     "running": "whether the unit runs",
     "invocation": "the run of the unit",
     "needs_reload": "whether systemd has an older unit file in memory",
@@ -93,7 +94,7 @@ def fingerprint(wish: Wish, observed: Observed) -> Fingerprint:
         running=observed.state.running,
         invocation=observed.state.invocation_id,
         needs_reload=observed.state.need_daemon_reload,
-        drop_ins=observed.state.drop_in_paths,
+        drop_ins=(*observed.state.drop_in_paths, *observed.state.unread_drop_ins),
         activation=latest.id if latest else "",
         verdict=latest.verdict.value if latest and latest.verdict else "",
         published=wish.release in observed.releases,
@@ -174,7 +175,8 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
-    return str(value)[:32] or "none"
+    text = str(value)
+    return (text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text[:32]) or "none"
 
 
 @dataclass(frozen=True)
@@ -308,19 +310,19 @@ def write_plan(path: Path, saved: SavedPlan) -> None:
 def read_plan(path: Path) -> SavedPlan:
     """Read a plan file.
 
-    :raises UsageError: there is no such file. :raises OpsError: it is damaged, or of another version.
+    :raises ConfigError: there is no such file, it is damaged, or of another version.
     """
     hint = f"make a new one: ddtree-ops plan HOST --out {path}"
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint=hint) from None
+        raise ConfigError(f"{path}: {error.strerror}", state="nothing was changed", hint=hint) from None
     try:
         record = json.loads(content)
         if record["kind"] != _KIND:
             raise ValueError(f"its kind is {record['kind']!r}")
         if record["schema"] != _SCHEMA:
-            raise OpsError(
+            raise ConfigError(
                 f"{path}: written by another version (schema {record['schema']}, this one reads {_SCHEMA})",
                 state="nothing was changed",
                 hint=hint,
@@ -339,7 +341,7 @@ def read_plan(path: Path) -> SavedPlan:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise OpsError(
+        raise ConfigError(
             f"{path} is no plan file, or is damaged: {reason}", state="nothing was changed", hint=hint
         ) from None
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import shlex
 import signal
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +40,7 @@ __all__ = [
     "HostSecrets",
     "Secrets",
     "api_key_of",
+    "key_on_host",
     "look_requests",
     "read_host_secrets",
     "recorded_service",
@@ -204,7 +207,7 @@ def _run_now(command: Sequence[str]) -> str:
             f"cannot be run: {getattr(error, 'strerror', None) or 'a NUL character in it'}"
         ) from None
     try:
-        stdout, stderr = child.communicate(timeout=COMMAND_TIMEOUT)
+        stdout, stderr = _said(child)
     except subprocess.TimeoutExpired:
         _end(child)
         raise _Refused(
@@ -218,6 +221,35 @@ def _run_now(command: Sequence[str]) -> str:
         said = redact(stderr.decode("utf-8", "replace")).strip().splitlines()[-3:]
         raise _Refused(f"ended with exit status {child.returncode}: {' / '.join(said) or 'it said nothing'}")
     return _decoded(stdout)
+
+
+def _said(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Both outputs of a command that has ended. What never ends fills no memory.
+
+    :raises _Refused: it gives more than any secret has. :raises subprocess.TimeoutExpired: it takes too long.
+    """
+    ends = time.monotonic() + COMMAND_TIMEOUT
+    assert child.stdout is not None and child.stderr is not None
+    found = {child.stdout.fileno(): b"", child.stderr.fileno(): b""}
+    with selectors.DefaultSelector() as selector:
+        for pipe in found:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, ends - time.monotonic()))
+            if not ready or time.monotonic() > ends:
+                raise subprocess.TimeoutExpired(child.args, COMMAND_TIMEOUT)
+            for key, _ in ready:
+                piece = os.read(key.fd, LONGEST)
+                if not piece:
+                    selector.unregister(key.fd)
+                found[key.fd] = (found[key.fd] + piece)[-2 * LONGEST :]
+            if len(found[child.stdout.fileno()]) > LONGEST:
+                raise _Refused(f"is larger than {LONGEST >> 10} KiB")
+    stdout, stderr = found.values()
+    child.wait(max(0.0, ends - time.monotonic()))
+    child.stdout.close()
+    child.stderr.close()
+    return stdout, stderr
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -284,12 +316,17 @@ def read_host_secrets(session: Session, layout: Layout) -> HostSecrets:
     requests = [
         Request("read_file", {"path": f"{layout.secrets}/{name}", "max_bytes": 1 << 20}) for name in names
     ]
-    for name, reply in zip(names, session.batch(requests) if requests else (), strict=True):
-        if isinstance(reply, Exception):
-            raise reply
+    for name, reply in zip(names, session.ask(requests), strict=True):
         contents[name] = reply.data
     values = _learned(contents)
     return HostSecrets(values, names, tuple(entry.name for entry in files if entry.mode & 0o077))
+
+
+def key_on_host(content: bytes) -> Secret:
+    """A key in a file of its own on a host. It is masked from then on in all that is printed."""
+    key = Secret(content.decode("utf-8", "replace"))
+    learn(key)
+    return key
 
 
 def _learned(contents: Mapping[str, bytes]) -> dict[str, Secret]:

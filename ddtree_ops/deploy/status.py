@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,17 +18,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ddtree_ops.checks.readiness import Readiness, Ready, duration
+from ddtree_ops.deploy.audit import Act, parse_audit
+from ddtree_ops.deploy.guard import Armed, describe_holder, parse_armed, unwatched
 from ddtree_ops.deploy.history import Activation, History, parse_history
 from ddtree_ops.diagnose.events import parse_decode
 from ddtree_ops.errors import ExitCode, OpsError, RemoteError, UnreachableError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.paths import cache_dir
-from ddtree_ops.remote.session import Reply, Request, Session
+from ddtree_ops.remote.session import Reply, Request, Session, answers
 from ddtree_ops.results import Verdict
 from ddtree_ops.runtime import Bundle, Description, PatchState, check_source, known_bundle, load_description
 from ddtree_ops.secret import redact
 from ddtree_ops.service.control import PortOwner, UnitControl
-from ddtree_ops.service.journal import parse_entries
+from ddtree_ops.service.journal import Entry, MessageId, parse_entries
 from ddtree_ops.service.layout import Layout
 from ddtree_ops.service.state import PROPERTIES, UnitState, parse_show
 
@@ -45,7 +49,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _PROBE = r"""
 import http.client, json, sys, time
 want = json.loads(sys.argv[1])
-found = {"now": time.time(), "status": 0, "model": "", "error": ""}
+found = {"now": time.time(), "boot": time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", 7)), "status": 0, "model": "", "error": ""}
 if want["port"]:
     try:
         link = http.client.HTTPConnection(want["host"], want["port"], timeout=want["limit"])
@@ -101,6 +105,9 @@ class Seen:
     :param now: host's clock, epoch seconds.
     :param http: status of ``GET /v1/models``; 0: no answer, ``http_error`` says why; None: not asked.
     :param owners: who listens on the port.
+    :param rollback: what is armed; ``armed`` says it for people, and what is wrong with it.
+    :param loading: how far its load has come; empty: it does not load, or the journal does not say.
+    :param stopped: it does not run because somebody asked for that; ``stop``: who, where the audit says so.
     """
 
     state: UnitState
@@ -114,7 +121,20 @@ class Seen:
     figures: Figures = field(default_factory=Figures)
     armed: str = ""
     lock: str = ""
+    rollback: Armed | None = None
     disturbed: tuple[str, ...] = ()
+    loading: str = ""
+    stopped: bool = False
+    stop: Act | None = None
+
+    @property
+    def unconfirmed(self) -> str:
+        """Until when the run that is there can be confirmed by hand, having passed; empty: nothing waits for that."""
+        armed = self.rollback
+        if armed is None or armed.phase != "awaiting" or not self.state.running:
+            return ""
+        run = (armed.expected or {}).get("InvocationID") or self.state.invocation_id
+        return armed.until if run == self.state.invocation_id else ""
 
 
 @dataclass(frozen=True)
@@ -154,14 +174,19 @@ class Status:
 
     @property
     def ready(self) -> str:
-        """``validated``, ``answering`` (that is all that is known), ``failed`` (its validation), ``no answer``, ``-``."""
+        """``validated``, ``unconfirmed`` (passed, and waits for a person), ``answering`` (that is all that is known),
+        ``loading``, ``failed`` (its validation), ``no answer``, ``-``."""
         seen = self.seen
         if seen is None or not seen.state.running:
             return "-"
+        if seen.loading and not seen.http and self.judged is None:
+            return "loading"
         if seen.http == 0:
             return "no answer"
         if self.judged is not None:
             return "validated" if self.judged.good else "failed"
+        if seen.unconfirmed:
+            return "unconfirmed"
         return "answering" if seen.http else "running"
 
     @property
@@ -172,6 +197,9 @@ class Status:
             return self.error.message if self.error else "not looked at"
         if not self.deployed:
             return "nothing is deployed"
+        if seen.stopped:
+            by = seen.stop
+            return f"stopped as asked for{f', by {by.who} on {by.origin} at {by.time}' if by else ''}"
         if not seen.state.running:
             return seen.state.describe()
         strangers = [owner for owner in seen.owners if owner.unit != self.unit]
@@ -179,16 +207,47 @@ class Status:
             return f"the port is held by {strangers[0].describe()}"
         if self.judged is not None and not self.judged.good:
             return f"its validation ended with {self.judged.verdict}: {redact(self.judged.summary)[:120]}"
+        if self.ready == "loading":
+            return f"still loading: {seen.loading}"
         if seen.http == 0:
             what = "is still loading, or hangs" if self.judged is None else "validated once"
             return f"no answer at its port ({what}): {seen.http_error}"
+        if self.ready == "unconfirmed":
+            return f"passed, and waits until {seen.unconfirmed} for somebody to confirm it"
         if self.judged is None:
             return "this run was never validated"
         return ""
 
     @property
+    def next(self) -> str:
+        """The command to type where something is not as it should be; empty where nothing is."""
+        host, seen = self.host.partition("/")[0], self.seen
+        if self.error is not None or seen is None:
+            return self.error.hint if self.error else ""
+        if not self.problem:
+            return ""
+        if not self.deployed or not seen.state.exists:
+            return f"ddtree-ops deploy {host}"
+        if seen.stopped:
+            return f"ddtree-ops start {host}"
+        if not seen.state.running:
+            return f"ddtree-ops diagnose {host}"
+        if any(owner.unit != self.unit for owner in seen.owners):
+            return f"ddtree-ops doctor {host}"
+        if seen.lock:
+            return f"ddtree-ops lock status {host}"
+        if self.ready == "loading":
+            return f"ddtree-ops wait {host}"
+        if self.ready == "no answer":
+            return f"ddtree-ops logs {host} --lines 100"
+        if seen.rollback is not None and seen.rollback.phase in ("armed", "awaiting"):
+            return f"ddtree-ops confirm {host}"
+        return f"ddtree-ops deploy {host}"
+
+    @property
     def exit_code(self) -> ExitCode:
-        """0 active and validated, 4 unreachable, 5 down or failed, 8 nothing deployed, or not validated."""
+        """0 active and validated, 4 unreachable, 5 down or failed, 8 nothing deployed, still loading, not validated or
+        not confirmed."""
         seen = self.seen
         if self.error is not None or seen is None:
             return self.error.exit_code if self.error else ExitCode.ERROR
@@ -216,6 +275,7 @@ class Status:
             "reachable": not isinstance(self.error, UnreachableError),
             "deployed": self.deployed if seen else None,
             "problem": redact(self.problem),
+            "next": self.next,
             "exit_code": int(self.exit_code),
         }
         if seen is None:
@@ -233,6 +293,11 @@ class Status:
             "patch": {"state": self.patch.word, "sized": self.patch.sized, "summary": self.patch.summary},
             "model": seen.model or None,
             "ready": self.ready,
+            "loading": seen.loading or None,
+            "stopped": seen.stopped,
+            "stopped_by": {"time": seen.stop.time, "who": seen.stop.who, "origin": seen.stop.origin}
+            if seen.stop
+            else None,
             "http_status": seen.http or None,
             "validated": self.validated,
             "verdict": self.judged.verdict.value if self.judged and self.judged.verdict else None,
@@ -285,10 +350,24 @@ def status_of(target: Target, session: Session) -> Status:
     )
     seen = parse_seen(replied(), unit=service.unit, asked=_asked(target), host=target.name)
     seen = replace(seen, owners=owners)
+    if seen.rollback is not None and (problem := unwatched(session, seen.rollback)):
+        seen = replace(seen, armed=f"{seen.armed}; {problem}")
+    if seen.stopped:
+        seen = replace(seen, stop=_last_stop(session, layout, seen.state.invocation_id))
     patch = Patch()
     if seen.release is not None:
         patch = _patch(target, session, layout, seen.release)
     return Status(target.name, service.name, service.unit, seen=seen, patch=patch)
+
+
+def _last_stop(session: Session, layout: Layout, invocation: str) -> Act | None:
+    """Who stopped that run, where it was done with this program."""
+    try:
+        acts = parse_audit(session.read_file(layout.audit)).acts
+    except OpsError:
+        return None
+    found = [act for act in acts if act.service == layout.unit and act.invocation == invocation]
+    return found[-1] if invocation and found and found[-1].action == "stop" else None
 
 
 def _asked(target: Target) -> bool:
@@ -306,8 +385,11 @@ def _requests(target: Target, layout: Layout) -> list[Request]:
     names = ",".join(PROPERTIES)
     journal = ["journalctl", "--output=json", "--all", "--quiet", "--no-pager", f"--lines={LINES}"]
     journal += [
-        "--output-fields=MESSAGE,_SYSTEMD_UNIT,_SYSTEMD_INVOCATION_ID",
+        "--output-fields=MESSAGE,MESSAGE_ID,UNIT,INVOCATION_ID,_PID,_SYSTEMD_UNIT,_SYSTEMD_INVOCATION_ID",
         f"_SYSTEMD_UNIT={service.unit}",
+        "+",
+        f"UNIT={service.unit}",
+        f"MESSAGE_ID={MessageId.STOPPING}",
     ]
     return [
         Request("list_dir", {"path": layout.service_dir}),
@@ -333,7 +415,7 @@ def parse_seen(
 
     :raises RemoteError: systemd or the small program gave no answer.
     """
-    own, history, shown, probed = (_need(reply) for reply in replies[:4])
+    own, history, shown, probed = answers(replies[:4])
     journal, armed, lock = replies[4:]
     try:
         state = UnitState.parse(parse_show(_stdout(shown).decode("utf-8", "replace")))
@@ -351,8 +433,9 @@ def parse_seen(
     current = links.get("current")
     parsed = parse_history(history.data if history.values["found"] else None)
     notes = [f"{parsed.damaged} lines of the history cannot be read"] if parsed.damaged else []
-    armed_text, armed_note = _armed(armed)
+    rollback, armed_note = _armed(armed)
     lock_text, lock_note = _lock(lock, unit)
+    run = _run(journal, state)
     return Seen(
         state=state,
         now=float(answer["now"]),
@@ -361,30 +444,35 @@ def parse_seen(
         http=int(answer["status"]) if asked else None,
         http_error=str(answer["error"]),
         model=str(answer["model"]),
-        figures=_figures(journal, state, float(answer["now"])),
-        armed=armed_text,
+        figures=_figures(run, state, float(answer["now"])),
+        armed=_armed_text(rollback, lock, float(answer.get("boot", 0.0)), host.partition("/")[0]),
         lock=lock_text,
+        rollback=rollback,
         disturbed=tuple(note for note in (*notes, armed_note, lock_note) if note),
+        loading=_loading(run or (), state, float(answer["now"])),
+        stopped=state.active_state in ("failed", "inactive")
+        and any(entry.message_id == MessageId.STOPPING for entry in run or ()),
     )
-
-
-def _need(reply: Reply | Exception) -> Reply:
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
 
 
 def _stdout(reply: Reply) -> bytes:
     return reply.data[: int(reply.values["stdout"])]
 
 
-def _figures(reply: Reply | Exception, state: UnitState, now: float) -> Figures:
-    """From the newest decode line of this run."""
+def _run(reply: Reply | Exception, state: UnitState) -> list[Entry] | None:
+    """What the journal holds of the unit's last run; None: it cannot be read."""
     if isinstance(reply, Exception) or reply.values["rc"] != 0:
+        return None
+    return [item for item in parse_entries([_stdout(reply)]) if item.invocation == state.invocation_id]
+
+
+def _figures(run: Sequence[Entry] | None, state: UnitState, now: float) -> Figures:
+    """From the newest decode line of this run."""
+    if run is None:
         return Figures(note="the journal cannot be read")
     if not state.running:
         return Figures(note="it does not run")
-    entries = [item for item in parse_entries([_stdout(reply)]) if item.invocation == state.invocation_id]
+    entries = [entry for entry in run if entry.source == "process"]
     if not entries:
         return Figures(note="the journal holds no line of this run")
     for entry in reversed(entries):
@@ -395,22 +483,53 @@ def _figures(reply: Reply | Exception, state: UnitState, now: float) -> Figures:
     return Figures(note=f"no decode line (one every 40 steps) among the newest {len(entries)} lines")
 
 
-def _armed(reply: Reply | Exception) -> tuple[str, str]:
-    """What is armed, and what is wrong with reading that."""
-    from ddtree_ops.deploy.guard import parse_armed
+def _loading(run: Sequence[Entry], state: UnitState, now: float) -> str:
+    """How far the load of a run has come, by its journal; empty: it is over, or nothing was said."""
+    if not state.running or state.active_enter is None:
+        return ""
+    machine = Readiness(math.inf, math.inf, state.active_enter.timestamp(), state.invocation_id)
+    machine.feed_unit(state, machine.started_at)
+    said = [entry for entry in run if entry.source == "process"]
+    for entry in said:
+        machine.feed_line(entry.message, entry.time.timestamp())
+    if not said or machine.last_words or isinstance(machine.poll(now), Ready):
+        return ""
+    if any(parse_decode(entry.message) for entry in said) or (
+        machine.phase == "start" and len(said) >= LINES
+    ):
+        return ""
+    return f"{machine.describe()}, last progress {duration(max(0.0, now - machine.progress_at))} ago"
 
+
+def _armed_text(armed: Armed | None, lock: Reply | Exception, boot: float, host: str) -> str:
+    """What is armed, and how long there is to come back where its client is gone; ``boot``: seconds since boot."""
+    if armed is None:
+        return ""
+    text = armed.describe()
+    if armed.phase != "armed" or isinstance(lock, Exception):
+        return text
+    holder = lock.values.get("holder") or {}
+    if lock.values.get("left_s"):
+        return text
+    since = armed.lost_since
+    if holder.get("id") == armed.lock_id:
+        since = float(holder.get("boottime", boot)) + float(holder.get("lease_s", 0.0))
+    left = armed.grace_s if since is None else max(0.0, since + armed.grace_s - boot)
+    when = f"within {left:.0f} s" if left else "at once"
+    return f"{text}; its client is gone, and the host goes back {when}, unless: ddtree-ops confirm {host}"
+
+
+def _armed(reply: Reply | Exception) -> tuple[Armed | None, str]:
+    """What is armed, and what is wrong with reading that."""
     if isinstance(reply, Exception):
-        return "", f"rollback.json cannot be read: {reply}"
+        return None, f"rollback.json cannot be read: {reply}"
     try:
-        armed = parse_armed(reply.data if reply.values["found"] else None)
+        return parse_armed(reply.data if reply.values["found"] else None), ""
     except RemoteError as error:
-        return "", error.message
-    return (armed.describe(), "") if armed else ("", "")
+        return None, error.message
 
 
 def _lock(reply: Reply | Exception, unit: str) -> tuple[str, str]:
-    from ddtree_ops.deploy.guard import describe_holder
-
     if isinstance(reply, Exception):
         return "", f"the lock cannot be read: {reply}"
     holder = reply.values.get("holder")

@@ -10,17 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddtree_ops.deploy.drift import (
-    NAMED,
-    Live,
-    Process,
-    Should,
-    Tree,
-    Venv,
-    judge,
-    parse_live,
-    worst_exit,
-)
+from ddtree_ops.deploy.drift import Should, judge, worst_exit
+from ddtree_ops.deploy.drift_look import NAMED, Live, Process, Tree, Venv, parse_live
 from ddtree_ops.deploy.history import History, new_activation
 from ddtree_ops.deploy.plan import text_sha256
 from ddtree_ops.errors import ExitCode, RemoteError

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,66 +15,31 @@ UNIT = "sglang-k26-ddtree.service"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d"
 
 
-class Desk:
-    """The commands as a person types them, with an inventory whose loads and windows are short."""
-
-    def __init__(self, lab: Any, folder: Path) -> None:
-        self.lab, self.folder = lab, folder
-        self.inventory = folder / "fast.yaml"
-        data = yaml.safe_load(lab.inventory.read_text())
-        data["services"]["k26-ddtree"]["environment"] = {"LAB_LOAD_SECONDS": "0.3"}
-        data["defaults"]["service"]["health"]["window"] = "0.3s"
-        self.inventory.write_text(yaml.safe_dump(data, sort_keys=False))
-
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        env = {**self.lab.env, "DDTREE_OPS_INVENTORY": str(self.inventory)}
-        return subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", *argv],
-            env=env, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    def deploy(self, *argv: str) -> tuple[int, dict[str, Any]]:
-        done = self.run("deploy", *argv, "--json")
-        assert done.stdout.strip(), done.stderr
-        (result,) = json.loads(done.stdout)
-        return done.returncode, result
-
-    def host(self, host: str, script: str) -> str:
-        done = self.run("lab", "ssh", host, "sh", "-c", f"'{script}'")
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def show(self, host: str, name: str) -> str:
-        return self.host(host, f"systemctl show -P {name} {UNIT}").splitlines()[-1]
+@pytest.fixture(scope="module")
+def desk(new_desk):
+    return new_desk("ct200", "b300")
 
 
 @pytest.fixture(scope="module")
-def desk(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    for host in ("ct200", "b300"):
-        lab.reset(host)
-    return Desk(lab, tmp_path_factory.mktemp("desk"))
-
-
-@pytest.fixture(scope="module")
-def serving(desk: Desk) -> Desk:
+def serving(desk):
     """ct200 with a release that passed."""
-    code, result = desk.deploy("ct200")
+    code, result, _ = desk.deploy("ct200")
     assert code == 0, result["error"]
     return desk
 
 
-def test_a_host_key_that_is_not_the_recorded_one(desk: Desk) -> None:
-    key = desk.folder / "other"
+def test_a_host_key_that_is_not_the_recorded_one(desk) -> None:
+    key = desk.inventory.parent / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     kind, body = key.with_suffix(".pub").read_text().split()[:2]
     address = desk.lab.hosts["ct200"].address
-    known = desk.folder / "known_hosts"
+    known = desk.inventory.parent / "known_hosts"
     known.write_text(f"[{address}]:{desk.lab.hosts['ct200'].port} {kind} {body}\n")
     data = yaml.safe_load(desk.inventory.read_text())
     data["defaults"]["host"]["ssh"]["known_hosts"] = str(known)
-    wrong = desk.folder / "wrong.yaml"
+    wrong = desk.inventory.parent / "wrong.yaml"
     wrong.write_text(yaml.safe_dump(data))
-    code, result = desk.deploy("ct200", "-i", str(wrong))
+    code, result, _ = desk.deploy("ct200", "-i", str(wrong))
     assert (code, result["outcome"], result["exit_code"]) == (4, "failed", 4)
     error = result["error"]
     assert error.startswith("ct200: connect: THE HOST KEY HAS CHANGED")
@@ -86,9 +49,9 @@ def test_a_host_key_that_is_not_the_recorded_one(desk: Desk) -> None:
     assert not desk.host("ct200", "ls /opt").split().count("ddtree-ops")
 
 
-def test_a_crash_some_seconds_after_ready_is_seen_by_the_window(serving: Desk) -> None:
+def test_a_crash_some_seconds_after_ready_is_seen_by_the_window(serving) -> None:
     before = serving.show("ct200", "InvocationID")
-    code, result = serving.deploy(
+    code, result, _ = serving.deploy(
         "ct200", "--set", 'environment.LAB_CRASH_AFTER_S="1.5"', "--set", "health.window=20s"
     )
     assert (code, result["outcome"]) == (7, "rolled-back"), result["error"]
@@ -106,9 +69,9 @@ def test_a_crash_some_seconds_after_ready_is_seen_by_the_window(serving: Desk) -
     assert serving.show("ct200", "InvocationID") != before
 
 
-def test_a_crash_loop_behind_restart_always(serving: Desk) -> None:
+def test_a_crash_loop_behind_restart_always(serving) -> None:
     """Each run becomes ready and answers; the unit is back up in 0.1 s, and ``systemctl is-active`` says active."""
-    code, result = serving.deploy(
+    code, result, _ = serving.deploy(
         "ct200",
         "--set", 'environment.LAB_CRASH_AFTER_S="1.5"',
         "--set", "restart.policy=always",
@@ -126,9 +89,9 @@ def test_a_crash_loop_behind_restart_always(serving: Desk) -> None:
     assert text.split()[-1] == "0"
 
 
-def test_a_user_that_is_not_there_is_found_before_anything_is_changed(serving: Desk) -> None:
+def test_a_user_that_is_not_there_is_found_before_anything_is_changed(serving) -> None:
     before = serving.show("ct200", "InvocationID")
-    code, result = serving.deploy("ct200", "--set", "user=ghost")
+    code, result, _ = serving.deploy("ct200", "--set", "user=ghost")
     assert code == 5
     assert "preflight.user: the host has no user ghost" in result["error"]
     assert "state: nothing was changed: release " in result["error"] and "keeps serving" in result["error"]
@@ -139,33 +102,34 @@ def test_a_user_that_is_not_there_is_found_before_anything_is_changed(serving: D
 class TestFrenchHost:
     """b300 speaks French and wants sudo. In order: each chapter starts where the one before ended."""
 
-    def drop_in(self, desk: Desk, setting: str) -> None:
+    def drop_in(self, desk, setting: str) -> None:
         desk.host(
             "b300",
             f'sudo mkdir -p {DROP_IN}; printf "[Service]\\n{setting}\\n" | sudo tee {DROP_IN}/two.conf; '
             "sudo systemctl daemon-reload",
         )
 
-    def test_1_a_crash_is_explained_there_too(self, desk: Desk) -> None:
+    def test_1_a_crash_is_explained_there_too(self, desk) -> None:
         assert "fr_FR" in desk.host("b300", "echo $LANG")
-        code, result = desk.deploy("b300", "--runtime", "sglang-0.5.11-stock")
+        code, result, _ = desk.deploy("b300", "--runtime", "sglang-0.5.11-stock")
         assert code == 5, "the unpatched runtime dies on its first request"
         assert result["diagnosis"]["diagnoses"][0]["signature"] == "ddtree-graph-size"
         assert f"state: {UNIT} is stopped: no earlier release of it ever passed here" in result["error"]
 
-    def test_2_a_unit_that_systemd_refuses_to_load(self, desk: Desk) -> None:
+    def test_2_a_unit_that_systemd_refuses_to_load(self, desk) -> None:
         """A second ExecStart= in a drop-in is a bad setting: nothing can be started, and that is said."""
         self.drop_in(desk, "ExecStart=/bin/true")
-        code, result = desk.deploy("b300")
+        code, result, _ = desk.deploy("b300")
         assert (code, result["outcome"]) == (1, "failed")
         error = result["error"]
         assert error.startswith("b300: ")
         assert f"{UNIT} cannot be loaded (bad-setting)" in error
         assert "state: the switch of" in error and "the service may be stopped" in error
         assert f"next:  systemd-analyze verify /etc/systemd/system/{UNIT}" in error
+        assert result["diagnosis"] is None, "the journal that is there is that of the run before"
         assert desk.show("b300", "ActiveState") in ("failed", "inactive")
 
-    def test_3_a_user_that_only_systemd_misses(self, desk: Desk) -> None:
+    def test_3_a_user_that_only_systemd_misses(self, desk) -> None:
         self.drop_in(desk, "User=ghost")
         done = desk.run("deploy", "b300", "--json")
         assert done.returncode == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_ops.deploy import guard_host
-from ddtree_ops.deploy.confirming import Lock
+from ddtree_ops.deploy.confirming import Lock, _nothing_armed, break_lock
 from ddtree_ops.deploy.guard import (
     Safety,
     describe_holder,
@@ -24,8 +24,10 @@ from ddtree_ops.deploy.guard import (
     parse_armed,
     take_lock,
 )
-from ddtree_ops.deploy.guard_host import decide, timer_name, verdict_of
-from ddtree_ops.errors import LockHeld, RemoteError, UsageError
+from ddtree_ops.deploy.guard_host import boot_paths, boot_unit, decide, own_lock_id, timer_name, verdict_of
+from ddtree_ops.deploy.history import History, new_activation
+from ddtree_ops.errors import LockHeld, LockLost, RemoteError, RolledBack, UsageError
+from ddtree_ops.inventory import load_inventory, select
 from ddtree_ops.inventory.models import Service
 from ddtree_ops.remote import connect_local
 from ddtree_ops.service.layout import Layout
@@ -83,6 +85,9 @@ def lock(lock_id: str = "mine", *, heard: float = 100.0, lease: float = 60.0, bo
         # killed half-way, given up, booted
         ({"phase": "going-back"}, lock("rollback-A"), "fail", 110.0, "go-back: an earlier look did not finish"),
         ({"phase": "going-back"}, None, "none", 110.0, "go-back: an earlier look did not finish"),
+        ({"phase": "going-back", "retry_at": 120.0}, None, "fail", 110.0, "wait: going back failed, and is tried again later"),
+        ({"phase": "going-back", "retry_at": 120.0}, None, "fail", 120.0, "go-back: an earlier look did not finish"),
+        ({"phase": "going-back", "retry_at": 120.0, "boot_id": OTHER_BOOT}, None, "fail", 1.0, "go-back: an earlier look did not finish"),
         ({"phase": "failed"}, None, "fail", 110.0, "disarm: going back was given up"),
         ({"boot_id": OTHER_BOOT}, None, "none", 5.0, "go-back: the host was booted before the deployment was confirmed"),
         ({"boot_id": OTHER_BOOT}, None, "pass", 5.0, "disarm: it was confirmed"),
@@ -120,6 +125,15 @@ def test_timers_of_services_and_roots_have_names_of_their_own():
     assert all("@" not in name and "/" not in name for name in names)
 
 
+def test_the_unit_of_the_next_boot_can_hold_any_path():
+    text = boot_unit("a@1.service", ["/usr/bin/python3", '/x y/$a%b"c\\d'], "/x y/$a%b")
+    assert 'RequiresMountsFor="/x y/$a%%b"\n' in text
+    assert 'ExecStart="/usr/bin/python3" "/x y/$$a%%b\\"c\\\\d"\n' in text
+    link, path = boot_paths("name")
+    assert path == "/etc/systemd/system/name-boot.service"
+    assert link == "/etc/systemd/system/multi-user.target.wants/name-boot.service"
+
+
 def test_the_host_half_is_python_3_8_and_speaks_the_words_of_the_agent():
     from ddtree_ops.remote import agent
 
@@ -137,9 +151,31 @@ def test_the_state_is_read_back_and_a_damaged_one_is_an_error():
     assert armed.describe().startswith(
         "armed by ann on desk at 2026-11-29T17:00:00+00:00: unless confirmed, back to"
     )
+    assert armed.own_lock_id == own_lock_id(STATE)
     assert parse_armed(None) is None
     with pytest.raises(RemoteError, match="cannot be read"):
         parse_armed(b'{"phase": ')
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": {"mode": "release"}},
+        {"target": {"mode": "release", "release": 7, "passed": ""}},
+        {"target": [1]},
+        {"target": None},
+        {"expected": 5},
+    ],
+)
+def test_a_state_that_is_json_and_no_state_is_an_error_of_its_own(change):
+    with pytest.raises(RemoteError, match="cannot be read"):
+        parse_armed(json.dumps({**STATE, **change}).encode())
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"null", b"7", b"[" * 100_000, b"\xff"])
+def test_what_is_no_state_at_all(content):
+    with pytest.raises(RemoteError, match="cannot be read"):
+        parse_armed(content)
 
 
 def test_options_that_contradict_each_other_are_refused():
@@ -261,12 +297,69 @@ def test_a_broken_lock_is_noticed_and_the_new_holder_is_left_alone(layout):
         assert other.check_lock(layout.lock, "2").held
 
 
+def test_who_lost_the_lock_changes_nothing_more_and_may_look(layout):
+    """As one who was frozen while somebody else took over, and wakes up in the middle of a switch."""
+    folder = Path(layout.service_dir)
+    changes = [
+        lambda: mine.append_line(layout.history, "{}"),
+        lambda: mine.write_file(str(folder / "file"), b"x"),
+        lambda: mine.swap_link(layout.current, "x"),
+        lambda: mine.run(["systemctl", "stop", "--", "ddtree-ops-no-such.service"]),
+        lambda: mine.stream(["systemctl", "stop", "--", "ddtree-ops-no-such.service"]).get(5.0),
+    ]
+    with connect_local("mine") as mine, connect_local("other") as other:
+        take_lock(mine, layout, lock_id="1", command="deploy", lease=60.0)
+        mine.append_line(layout.history, "{}")
+        other.break_lock(layout.lock, "1")
+        for change in changes:
+            with pytest.raises(LockLost, match="the lock was lost: nobody has it now") as caught:
+                change()
+            assert "ddtree-ops history mine" in caught.value.hint
+        assert mine.read_file(layout.history) == b"{}\n"
+        assert sorted(path.name for path in folder.iterdir()) == ["history.jsonl"]
+        mine.release_lock(layout.lock)
+        mine.append_line(layout.history, "{}")
+
+
+def test_a_lock_that_ran_out_and_that_nobody_took_is_taken_up_again(layout):
+    with connect_local("mine") as mine:
+        take_lock(mine, layout, lock_id="1", command="deploy", lease=60.0)
+        path = Path(layout.lock)
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), "boottime": 0.0}))
+        mine.append_line(layout.history, "{}")
+        assert mine.check_lock(layout.lock, "1").held
+
+
+def test_the_lock_of_a_host_that_goes_back_is_not_broken(layout):
+    armed = parse_armed(json.dumps({**STATE, "phase": "going-back"}).encode())
+    target = select(load_inventory("lab"), ["ct200"])[0]
+    holder = {"id": own_lock_id(STATE), "who": "host", "origin": "t"}
+    with (
+        connect_local() as session,
+        pytest.raises(LockHeld, match=r"host on t .* switching the service") as caught,
+    ):
+        break_lock(target, session, Lock("h", "s", "t.service", holder, 12.0, armed))
+    assert "--lock-wait" in caught.value.hint
+
+
+def test_who_comes_too_late_to_confirm_is_told_to_deploy():
+    made = new_activation(
+        release="b" * 64, unit_sha256="u", plan="p", who="host", origin="ct200", reason="rollback"
+    )
+    target = select(load_inventory("lab"), ["ct200"])[0]
+    with pytest.raises(RolledBack, match="too late: the host went back by itself") as caught:
+        _nothing_armed(target, History((made,)))
+    assert caught.value.hint.startswith("ddtree-ops deploy ct200 ")
+
+
 def test_locks_are_described_for_people():
     holder = {"who": "ann", "origin": "desk", "since": 0, "command": "deploy", "renewed": 60}
     assert describe_holder(holder, "t.service") == (
         "ann on desk holds the lock of t.service since 1970-01-01 00:00:00Z (deploy)"
     )
     assert describe_holder({}, "t.service") == "somebody on another machine holds the lock of t.service"
+    for moment in (float("inf"), float("nan"), 1e300, -1, "x", None):
+        assert " since " not in describe_holder({"since": moment}, "t.service")
     lock = Lock("h", "s", "t.service", holder, 12.0, None)
     assert lock.describe().endswith("last heard 00:01:00Z, holds for 12 s more")
     assert lock.to_json()["holder"] == {"who": "ann", "origin": "desk", "command": "deploy", "since": 0, "renewed": 60, "lease_s": None}  # fmt: skip
@@ -312,3 +405,39 @@ def test_what_is_not_armed_or_is_going_back_cannot_be_confirmed(layout, monkeypa
         )
         assert ask(monkeypatch, capsys, "confirm", folder, request)[1]["refused"] == "gone-back"
     assert "pass" not in (folder / "history.jsonl").read_text()
+
+
+def test_a_line_that_does_not_fit_leaves_the_history_as_it_was(layout):
+    """A full disk may take the beginning of a line: that is no verdict, and would spoil what is read."""
+    folder = Path(layout.service_dir)
+    folder.mkdir(parents=True)
+    history = folder / "history.jsonl"
+    history.write_bytes(b'{"event":"activate","id":"A"}\n' * 40)
+    before = history.read_bytes()
+    limit = str(len(before) + 10)
+    append = (
+        "import resource, signal, sys\nfrom ddtree_ops.deploy import guard_host\n"
+        "from ddtree_ops.remote import agent\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
+        "for write in (lambda path: guard_host.append(path, {'event': 'verdict', 'id': 'A'}),\n"
+        "              lambda path: agent.op_append_line(None, {'path': path}, b'{\"event\": \"verdict\"}')):\n"
+        "    try:\n        write(sys.argv[1])\n    except OSError as error:\n        print(error.errno)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", append, str(history), limit], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["27", "27"]
+    assert history.read_bytes() == before
+
+
+def test_lines_of_several_writers_are_all_there_and_whole(layout):
+    with connect_local("mine") as mine, connect_local("other") as other:
+        for number in range(20):
+            for begin in [
+                session.begin("append_line", {"path": layout.audit}, data=b"%d" % number * 2000)
+                for session in (mine, other)
+            ]:
+                begin()
+    lines = Path(layout.audit).read_bytes().splitlines()
+    assert sorted(lines) == sorted([b"%d" % number * 2000 for number in range(20)] * 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ddtree_ops.deploy.guard_host import timer_name
 from ddtree_ops.deploy.history import Activation, parse_history
 from ddtree_ops.inventory import connect_spec, load_inventory, override, select
 from ddtree_ops.inventory.models import Target
+from ddtree_ops.lab import hosts as lab_hosts
 from ddtree_ops.remote import connect
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import Verdict
@@ -33,7 +35,7 @@ from ddtree_ops.service.state import UnitState
 
 pytestmark = pytest.mark.lab
 
-QUICK = ("health.window=0.3s", 'environment.LAB_LOAD_SECONDS="0.3"', "rollback.lease=8s", "rollback.grace=1s")
+QUICK = ("health.window=0.3s", 'environment.LAB_LOAD_SECONDS="0.3"', "rollback.lease=5s", "rollback.grace=1s")
 
 CLIENT = """
 import json, os, signal, subprocess, sys, time
@@ -432,7 +434,7 @@ def test_of_two_deploys_one_wins_and_a_broken_lock_is_noticed(hosts):
             said, _ = client.communicate(timeout=120)
         assert client.returncode == 6, said
         result = json.loads(said.splitlines()[-1])
-        assert "the lock of this deployment was lost: nobody holds it now" in result["error"]
+        assert "the lock was lost: nobody has it now" in result["error"]
         until(host.quiet)
         assert host.live() == good
         assert host.history()[-2].summary == "not confirmed: the deploying client went away"
@@ -462,13 +464,93 @@ def test_a_guard_that_is_killed_half_way_is_finished_by_the_next_look_and_no_rol
         assert host.journal().count(f"{host.history()[-2].id} was undone by the host") == 1
 
     def nothing_armed(host: Host) -> None:
+        old = f"{host.layout.releases}/{'c' * 64}"
+        shell = f"mkdir {old}; echo {{}} > {old}/manifest.json; touch -d '3 days ago' {old}/manifest.json"
+        host.session.run(["sh", "-ec", shell], check=True)
         done = host.run("deploy", host.name, "--no-rollback", *flags("args.mem-fraction-static=0.01"))
         assert done.returncode == 5, done.stdout + done.stderr
+        assert "prune: note removed 1 release" in done.stdout, "after a deploy that failed, too"
+        assert host.session.read_file(f"{old}/manifest.json") is None
         assert "left as it failed (--no-rollback)" in done.stdout
         assert "mem-fraction-static 0.01" in host.live()[1]
         assert host.history()[-1].verdict is Verdict.FAIL
         assert host.quiet()
 
+    def by_word_alone(host: Host) -> None:
+        host.killed("done activate", "environment.ROUND=force", "rollback.grace=5m")
+        host.session.run(["systemctl", "stop", "--", host.layout.unit], check=True)
+        done = host.run("confirm", host.name)
+        assert done.returncode == 5
+        assert "confirm it all the same: --force" in done.stderr
+        done = host.run("confirm", host.name, "--force")
+        assert done.returncode == 0, done.stderr
+        assert host.history()[-1].good
+        assert host.history()[-1].summary == "confirmed by hand with --force, not validated"
+        assert host.quiet()
+
+    def unwritable(host: Host) -> None:
+        """As on a full disk: what cannot be written down keeps no service from coming back."""
+        assert host.deploy()[0] == 0
+        good, path, known = host.live(), host.layout.history, len(host.history())
+        with host.client("done activate", "say", "runtime=sglang-0.5.11-stock") as client:
+            assert client.stdout is not None
+            assert any(line.startswith("NOW") for line in client.stdout)
+            shell = f"mount --bind {path} {path}; mount -o remount,bind,ro {path}"
+            host.session.run(["sh", "-ec", shell], check=True)
+            result = json.loads(client.stdout.readlines()[-1])
+        host.session.run(["umount", path], check=True)
+        assert (client.returncode, result["outcome"]) == (7, "rolled-back"), result
+        assert host.live() == good
+        assert host.control.state().running
+        assert [item.verdict for item in host.history()[known:]] == [None]
+        assert host.quiet()
+
+    def loses_power(host: Host) -> None:
+        """It goes back after the boot, at a second try: at first the unit file cannot be written."""
+        assert host.deploy()[0] == 0
+        good, path = host.live(), host.layout.unit_path
+        host.killed("done activate", "environment.ROUND=boot", "rollback.grace=5m")
+        known = len(host.history())
+        host.session.run(
+            ["sh", "-ec", f"systemctl stop {timer_name(host.layout.unit, host.layout.service_dir)}.timer"]
+        )
+        assert "so it does not go back by itself" in host.run("status", host.name).stdout
+        host.session.run(["sh", "-ec", f"mv {path} {path}.kept; mkdir {path}; sync"], check=True)
+        (found,) = lab_hosts.up([host.name])
+        os.kill(found.pid, signal.SIGKILL)
+        host.session.close()
+        until(lambda: not Path(f"/proc/{found.pid}").exists())
+        lab_hosts.up([host.name])
+        host.session = connect(connect_spec(host.target.host))
+        problem = "so far it failed, and is tried again: [Errno 21] Is a directory"
+        until(lambda: problem in host.run("lock", "status", host.name).stdout)
+        host.session.run(["rmdir", path], check=True)
+        until(host.quiet)
+        assert host.live() == good
+        assert host.control.state().running
+        failed, back = host.history()[known - 1 :]
+        assert (failed.verdict, back.who) == (Verdict.FAIL, "host")
+        assert failed.summary == "the host was booted before the deployment was confirmed"
+        assert "ddtree-ops-rollback" not in host.session.run(["ls", "/etc/systemd/system"]).text
+
+    def way_back_is_gone(host: Host) -> None:
+        host.killed("done activate", "environment.ROUND=gone")
+        kept = host.armed().way_back.values["unit_file"]
+        host.session.run(["mv", kept, "/tmp/kept"], check=True)
+        name = timer_name(host.layout.unit, host.layout.service_dir)
+        until(host.quiet)
+        host.session.run(["mv", "/tmp/kept", kept], check=True)
+        assert "is not there any more; there is nothing to go back to; the unit is stopped" in host.journal()
+        assert not host.control.state().running
+        assert f"{name}-boot.service" not in host.session.run(["ls", "/etc/systemd/system"]).text
+
     with ThreadPoolExecutor() as pool:
         for future in [pool.submit(half_way, hosts["ct200"]), pool.submit(nothing_armed, hosts["b300"])]:
+            future.result()
+        for future in [pool.submit(by_word_alone, hosts["ct200"]), pool.submit(unwritable, hosts["b300"])]:
+            future.result()
+        for future in [
+            pool.submit(loses_power, hosts["ct200"]),
+            pool.submit(way_back_is_gone, hosts["b300"]),
+        ]:
             future.result()

@@ -10,14 +10,19 @@ from dataclasses import dataclass
 
 import pytest
 
+from ddtree_ops.checks.smoke import run_smoke
 from ddtree_ops.cli.common import open_session
+from ddtree_ops.deploy.confirming import confirm
 from ddtree_ops.deploy.drift import DriftReport, Severity, find_drift
 from ddtree_ops.deploy.saved import look_and_plan, read_plan, save_plans
 from ddtree_ops.deploy.status import status_of
-from ddtree_ops.errors import ExitCode
+from ddtree_ops.errors import ExitCode, NotDeployed
 from ddtree_ops.inventory import load_inventory, override, select
 from ddtree_ops.inventory.models import Inventory, Target
+from ddtree_ops.playbook import operate
+from ddtree_ops.playbook.run import run_playbook
 from ddtree_ops.remote.session import Session
+from ddtree_ops.results import RUN_END, Event, EventKind, Verdict
 
 pytestmark = pytest.mark.lab
 
@@ -71,6 +76,25 @@ def host(lab) -> Iterator[Host]:
 
 def test_1_nothing_was_ever_deployed(host):
     assert host.drift().exit_code is ExitCode.INCONCLUSIVE
+    for playbook, code in (
+        (operate.start(wait=True, smoke=False, load_timeout=None), 1),
+        (operate.stop(drain_timeout=None), 1),
+        (operate.go_back(to=None), 1),
+        (operate.wait(load_timeout=None), 8),
+    ):
+        events: list[Event] = []
+        (done,) = run_playbook(playbook, [host.target], connect=open_session, report=events.append)
+        assert isinstance(done.error, NotDeployed), playbook.name
+        assert (int(done.error.exit_code), done.error.details) == (code, ())
+        assert done.error.state == "nothing was changed"
+        assert done.error.hint == "ddtree-ops deploy ct200"
+        assert done.error.message == f"nothing deployed: {UNIT} does not exist on ct200"
+        assert [event.kind for event in events if event.phase != RUN_END] == [EventKind.START, EventKind.FAIL]
+    smoked = run_smoke(host.session, host.target, report=lambda event: None)
+    assert smoked.verdict is Verdict.INCONCLUSIVE
+    with open_session(host.target) as session, pytest.raises(NotDeployed) as caught:
+        confirm(host.target, session, lambda event: None)
+    assert caught.value.exit_code is ExitCode.ERROR
     row = status_of(host.target, host.session)
     assert (row.deployed, row.exit_code) == (False, ExitCode.INCONCLUSIVE)
     before = host.session.round_trips
@@ -119,7 +143,7 @@ def test_4_a_saved_plan_is_refused_once_the_host_has_changed_and_applied_when_no
     asked = [word for item in settings for word in ("--set", item)]
     done = host.typed("plan", "ct200", *asked, "--out", str(path), "--detailed-exitcode", "--json")
     assert done.returncode == 2, done.stderr
-    (plan,) = json.loads(done.stdout)
+    (plan,) = json.loads(done.stdout)["plans"]
     assert plan["arguments"] == [{"name": "--speculative-ddtree-budget", "before": "32", "after": "16"}]
     assert read_plan(path).targets[0].digest == plan["digest"]
     run = host.session.run(["systemctl", "show", "-P", "InvocationID", UNIT]).text
@@ -127,7 +151,7 @@ def test_4_a_saved_plan_is_refused_once_the_host_has_changed_and_applied_when_no
     host.shell(f"echo '# by hand' >> /etc/systemd/system/{UNIT}")
     refused = host.typed("apply", str(path))
     assert refused.returncode == 1, refused.stdout
-    assert "the unit file (sha256): was" in refused.stdout
+    assert "  the unit file (" in refused.stdout
     assert "nothing was changed" in refused.stdout
     assert f"--set speculative.budget=16 --out {path}" in refused.stdout
     assert host.session.run(["systemctl", "show", "-P", "InvocationID", UNIT]).text == run
@@ -155,7 +179,13 @@ def test_5_an_inventory_that_is_ahead_is_told_from_a_unit_that_was_edited(host):
 def test_6_a_drop_in_and_a_variable_of_the_manager_are_seen_in_the_process(host):
     host.shell(
         f"mkdir -p /etc/systemd/system/{UNIT}.d; "
-        f"printf '[Service]\\nEnvironment=SGLANG_TEST_RETRACT=1\\n' > /etc/systemd/system/{UNIT}.d/x.conf; "
+        f"printf '[Service]\\nEnvironment=SGLANG_TEST_RETRACT=1\\n' > /etc/systemd/system/{UNIT}.d/x.conf"
+    )
+    drop_in = f"/etc/systemd/system/{UNIT}.d/x.conf"
+    assert host.found()["unit.drop-ins"] == (f"{drop_in} (not read yet)",)
+    (note,) = look_and_plan(host.target, host.session).plan.notes
+    assert note.startswith(f"settings will also come from {drop_in}")
+    host.shell(
         f"systemctl set-environment HF_TOKEN=hf_secretsecret; systemctl daemon-reload; "
         f"systemctl restart {UNIT}; systemctl disable -q {UNIT}"
     )
@@ -243,6 +273,30 @@ def test_9_current_switched_under_a_running_process(host):
     assert "current points at eeeeeeeeeeee: it was switched by hand" in found["release.switched"]
     assert "was started before that" in found["process.older"]
     assert "it is that of release" in found["release.manifest"]
+
+
+def test_9b_what_lies_at_the_place_of_something_of_ours_is_a_finding_too(host):
+    host.shell(f"cd {SERVICE}; readlink current > /root/was; rm current; mkdir -p current/manifest.json")
+    assert "current is not there" in {item.id: item.found for item in host.drift().findings}["release.none"]
+    host.shell(f"cd {SERVICE}; rm -r current; : > current")
+    assert "release.none" in host.found()
+    host.shell(
+        f"cd {SERVICE}; rm current; ln -s $(cat /root/was) current; mkdir /etc/systemd/x; "
+        f"mv /etc/systemd/system/{UNIT} /etc/systemd/x; mkdir /etc/systemd/system/{UNIT}"
+    )
+    assert "unit.none" in host.found()
+    host.shell(
+        f"rmdir /etc/systemd/system/{UNIT}; mv /etc/systemd/x/{UNIT} /etc/systemd/system; rmdir /etc/systemd/x"
+    )
+    host.shell(
+        "cd /root/venv_sglang211/lib/python3.12/site-packages; mkdir sglang; mkfifo sglang/p.py; mkdir sglang/d.py; "
+        "printf 'sglang/p.py,sha256=x,1\\nsglang/d.py,sha256=x,1\\n' > sglang-0.5.11.dist-info/RECORD"
+    )
+    found = {item.id: item.names for item in host.drift().findings}
+    host.shell("rm -r /root/venv_sglang211/lib/python3.12/site-packages/sglang")
+    assert found["venv.sglang"] == ("missing: sglang/d.py", "missing: sglang/p.py"), (
+        "a pipe is not waited for"
+    )
 
 
 def test_10_a_deploy_puts_all_of_it_right(host):

@@ -142,7 +142,7 @@ def test_ctrl_c_frees_those_that_wait(
 def target(host: str, name: str, *nodes: str) -> Target:
     service = Service(
         name=name, unit=f"{name}.service", runtime="r", venv="/v", model="/m",
-        nodes=Nodes(hosts=nodes, address="10.0.0.1") if nodes else None,
+        nodes=Nodes(hosts=nodes, address="192.0.2.1") if nodes else None,
     )  # fmt: skip
     return Target(
         host=Host(name=host, services={name: service}), service=service, runtime=RuntimeSpec(name="r")

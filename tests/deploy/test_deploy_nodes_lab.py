@@ -6,56 +6,56 @@ import json
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddtree_ops.deploy.history import parse_history
+from ddtree_ops.results import Verdict
+
 pytestmark = pytest.mark.lab
 
 INVENTORY = Path(__file__).parents[1] / "data" / "inventories" / "nodes.yaml"
 HOSTS = ("ct200", "b300")
-HISTORY = "/opt/ddtree-ops/services/sglang-two.service/history.jsonl"
+KILLED_BETWEEN = """
+import os, signal, threading
+from ddtree_ops.cli.app import main
+from ddtree_ops.deploy.guard import Guard
+
+confirm, one = Guard.confirm, threading.Semaphore(1)
+def once(*given):
+    if not one.acquire(blocking=False):
+        while not passed:
+            threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    confirm(*given)
+    passed.append(True)
+passed, Guard.confirm = [], once
+main()
+"""
+"""A client that is killed when one node has its ``pass`` line and the other has not."""
+UNIT = "sglang-two.service"
+HISTORY = f"/opt/ddtree-ops/services/{UNIT}/history.jsonl"
 
 
-def environment(lab, **variables: str) -> dict[str, str]:
-    return {**lab.env, "DDTREE_OPS_INVENTORY": str(INVENTORY), "TEST_API_KEY": "not-used", **variables}
-
-
-def run(lab, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ddtree_ops", *argv],
-        env=environment(lab, **variables),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
-def deploy(lab, host: str, **variables: str) -> tuple[int, dict[str, Any], str]:
+def deploy(desk, host: str, **variables: str) -> tuple[int, dict[str, Any], str]:
     """Named is one node; both have a result."""
-    done = run(lab, "deploy", f"{host}/two", "--json", **variables)
+    done = desk.run("deploy", f"{host}/two", "--json", **variables)
     assert done.stdout.strip(), done.stderr
     results = {result["host"].split("/")[0]: result for result in json.loads(done.stdout)}
     assert set(results) == set(HOSTS)
     return done.returncode, results, done.stderr
 
 
-def unit(lab, host: str) -> dict[str, str]:
-    done = run(lab, "lab", "ssh", host, "systemctl", "show", "sglang-two.service")
-    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-
-
-def invocations(lab) -> list[str]:
-    return [unit(lab, host)["InvocationID"] for host in HOSTS]
+def invocations(desk) -> list[str]:
+    return [desk.unit(host, UNIT)["InvocationID"] for host in HOSTS]
 
 
 @pytest.fixture(scope="module")
-def fresh(lab):
-    for host in HOSTS:
-        lab.reset(host)
-    return lab
+def fresh(new_desk):
+    return new_desk(*HOSTS, inventory=INVENTORY, TEST_API_KEY="not-used")
 
 
 class TestStory:
@@ -75,7 +75,7 @@ class TestStory:
         assert checks["ct200"]["smoke.completion"] == "pass"
         assert checks["b300"]["smoke.completion"] == "skipped", "only the head answers requests"
         assert checks["b300"]["smoke.stable"] == checks["b300"]["signatures"] == "pass"
-        texts = [(fresh.hosts[host].root / HISTORY[1:]).read_text() for host in HOSTS]
+        texts = [(fresh.lab.hosts[host].root / HISTORY[1:]).read_text() for host in HOSTS]
         ids = [{json.loads(line)["id"] for line in text.splitlines()} for text in texts]
         assert ids[0] == ids[1] and len(ids[0]) == 1, "one activation, the same on both"
 
@@ -116,14 +116,14 @@ class TestStory:
         assert "ct200/two activate: note another node of the service is started again" in log
         journal = Path(results["ct200"]["evidence"], "journal.jsonl").read_text()
         assert "Connection closed by peer" in journal, "what the head had to suffer"
-        assert [unit(fresh, host)["ActiveState"] for host in HOSTS] == ["active", "active"]
+        assert [fresh.unit(host, UNIT)["ActiveState"] for host in HOSTS] == ["active", "active"]
         code, results, log = deploy(fresh, "ct200")
         assert (code, results["b300"]["outcome"]) == (0, "unchanged"), log
 
     def test_6_ctrl_c_is_told_for_both(self, fresh):
         argv = [sys.executable, "-m", "ddtree_ops", "deploy", "ct200/two", "--no-rollback", "--json"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(argv, env=environment(fresh, TEST_LOAD="20"), **pipes) as client:
+        with subprocess.Popen(argv, env={**fresh.env, "TEST_LOAD": "20"}, **pipes) as client:
             assert client.stderr is not None and client.stdout is not None
             waiting = 0
             for line in client.stderr:
@@ -136,34 +136,58 @@ class TestStory:
         assert [result["outcome"] for result in results] == ["interrupted", "interrupted"]
         assert all("is not validated" in result["error"] for result in results)
 
-    def test_7_going_back_takes_both_to_the_same_activation(self, fresh):
+    def test_7_a_client_that_is_killed_when_one_node_has_passed_leaves_work_for_the_next(self, fresh):
+        argv = [sys.executable, "-c", KILLED_BETWEEN, "deploy", "ct200/two"]
+        killed = subprocess.run(argv, env={**fresh.env, "TEST_LOAD": "0.2"}, capture_output=True, timeout=180)
+        assert killed.returncode == -signal.SIGKILL, killed.stdout
+        last = [
+            parse_history((fresh.lab.hosts[host].root / HISTORY[1:]).read_bytes()).latest for host in HOSTS
+        ]
+        assert last[0].id == last[1].id
+        assert {item.verdict for item in last} == {Verdict.PASS, None}
+        before = invocations(fresh)
         code, results, log = deploy(fresh, "ct200", TEST_LOAD="0.2")
-        assert (code, results["b300"]["outcome"]) == (0, "deployed"), log
-        done = run(fresh, "rollback", "b300/two", "--json")
+        assert (code, [results[host]["outcome"] for host in HOSTS]) == (0, ["passed", "passed"]), log
+        last = [
+            parse_history((fresh.lab.hosts[host].root / HISTORY[1:]).read_bytes()).latest for host in HOSTS
+        ]
+        assert last[0].id == last[1].id
+        assert [item.verdict for item in last] == [Verdict.PASS, Verdict.PASS]
+        assert invocations(fresh) == before, "nobody had gone back yet, so nothing was started again"
+
+    def test_8_going_back_takes_both_to_the_same_activation(self, fresh):
+        done = fresh.run("rollback", "b300/two", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
-        texts = [(fresh.hosts[host].root / HISTORY[1:]).read_text().splitlines() for host in HOSTS]
+        texts = [(fresh.lab.hosts[host].root / HISTORY[1:]).read_text().splitlines() for host in HOSTS]
         last = [[json.loads(line) for line in lines][-2] for lines in texts]
         assert [line["reason"] for line in last] == ["rollback", "rollback"]
         assert last[0]["id"] == last[1]["id"]
         assert (
             "LAB_LOAD_SECONDS=0.3"
-            in run(fresh, "lab", "ssh", "b300", "cat", "/etc/systemd/system/sglang-two.service").stdout
+            in fresh.run("lab", "ssh", "b300", "cat", "/etc/systemd/system/sglang-two.service").stdout
         )
 
-    def test_8_stopping_one_stops_both_the_head_first(self, fresh):
+    def test_9_stopping_one_stops_both_the_head_first(self, fresh):
+        begun = datetime.now(UTC)
         code, _, log = deploy(fresh, "ct200")
         assert code == 0, log
-        done = run(fresh, "stop", "b300/two")
+        done = fresh.run("stop", "b300/two")
         assert done.returncode == 0, done.stdout + done.stderr
-        states = [unit(fresh, host) for host in HOSTS]
+        said = done.stdout + done.stderr
+        assert "crash" not in said.replace("no crash", "")
+        assert "without which this node ends by itself" in said or "b300/two stop: ok stopped in" in said
+        looked = json.loads(fresh.run("doctor", "b300/two", "--json").stdout)["hosts"][0]
+        (crash,) = (one for one in looked["checks"] if one["name"] == "preflight.crash")
+        times = [datetime.fromisoformat(item["time"]) for item in crash["evidence"]]
+        assert times, "of the crash that was really caused before"
+        assert max(times) < begun, crash
+        states = [fresh.unit(host, UNIT) for host in HOSTS]
         assert all(state["ActiveState"] in ("inactive", "failed") for state in states)
         ended = [int(state["InactiveEnterTimestampMonotonic"]) for state in states]
         assert ended[0] < ended[1], "the head drains while the workers are still there"
-        logs = run(fresh, "logs", "ct200/two", "--grep", "Gracefully exiting", "--invocation", "previous")
+        logs = fresh.run("logs", "ct200/two", "--grep", "Gracefully exiting", "--invocation", "previous")
         assert (
             "Remaining number of requests 0"
             in logs.stdout
-            + run(
-                fresh, "logs", "ct200/two", "--grep", "Gracefully exiting", "--invocation", "current"
-            ).stdout
+            + fresh.run("logs", "ct200/two", "--grep", "Gracefully exiting", "--invocation", "current").stdout
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddtree_ops.deploy.history import History, new_activation
 from ddtree_ops.deploy.plan import ChangeKind, Observed, Wish, make_plan, text_sha256
@@ -125,6 +127,7 @@ def test_a_unit_file_that_systemd_has_not_read_restarts():
         "Environment=AWS_SECRET_ACCESS_KEY=hf_secret",
         "Environment=A=1 wandb_api_key=hf_secret B=2",
         "  HF_TOKEN=hf_secret \\",
+        "Environment=WHATEVER=hf_secretsecretsecret",
     ],
 )
 def test_secrets_in_a_unit_are_not_in_its_plan(line):
@@ -141,3 +144,45 @@ def test_secrets_in_a_unit_are_not_in_its_plan(line):
 def test_figures_with_tokens_in_their_name_are_shown():
     plan = make_plan(replace(WISH, unit_text="Environment=LAB_TOKENS_PER_S=2000\n"), AS_WISHED)
     assert "2000" in str(plan.to_json())
+
+
+OBSERVED = st.builds(
+    Observed,
+    release=st.sampled_from([None, "a" * 64, "b" * 64]),
+    releases=st.sets(st.sampled_from(["a" * 64, "b" * 64])).map(frozenset),
+    unit_text=st.sampled_from([None, "", "[Service]\nA=1\n", WISH.unit_text]),
+    state=st.sampled_from([RUNNING, DEAD, replace(RUNNING, need_daemon_reload=True)]),
+    history=st.sampled_from([History(), _judged(None), _judged(Verdict.PASS), _judged(Verdict.FAIL)]),
+    repaired=st.sampled_from([(), ("sglang/a.py: other content",)]),
+    secrets=st.sampled_from([(), ("write HF_TOKEN",)]),
+    stale_secrets=st.sampled_from([(), ("OLD",)]),
+)
+
+
+@given(OBSERVED)
+@settings(deadline=None)
+def test_a_host_on_which_a_plan_was_applied_has_nothing_left_to_change(observed):
+    """Every kind of change does what it says, one after the other; nothing else is touched."""
+    plan = make_plan(WISH, observed)
+    assert plan == make_plan(WISH, observed)
+    now = observed
+    for change in plan.changes:
+        match change.kind:
+            case ChangeKind.RELEASE:
+                now = replace(now, releases=now.releases | {WISH.release}, repaired=())
+            case ChangeKind.UNIT:
+                now = replace(now, unit_text=WISH.unit_text)
+            case ChangeKind.SECRET:
+                now = replace(now, secrets=(), stale_secrets=())
+            case ChangeKind.LINK:
+                now = replace(now, release=WISH.release)
+            case ChangeKind.START | ChangeKind.RESTART:
+                now = replace(now, state=replace(RUNNING, invocation_id="i2"))
+            case ChangeKind.VALIDATE:
+                pass
+    if plan.changes:
+        now = replace(now, history=_judged(Verdict.PASS, run=now.state.invocation_id))
+    again = make_plan(WISH, now)
+    assert again.empty, again.short()
+    assert plan.empty == (observed == now)
+    assert plan.activates == (now.state is not observed.state)

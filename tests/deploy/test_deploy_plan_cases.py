@@ -28,6 +28,7 @@ RUNNING = {
 STATES = {
     "running": RUNNING,
     "stale": {**RUNNING, "NeedDaemonReload": "yes"},
+    "dropped-in": {**RUNNING, "DropInPaths": "/run/a.conf", "DropInsUnread": "/etc/b.conf"},
     "failed": {
         "Id": "s.service",
         "LoadState": "loaded",
@@ -103,6 +104,7 @@ def shown(plan: Plan, expect: dict[str, Any]) -> dict[str, Any]:
         "variables": None if plan.variables is None else list(map(str, plan.variables)),
         "reasons": list(plan.reasons),
         "stays": list(plan.stays),
+        "notes": list(plan.notes),
         "files_unknown": plan.files_unknown,
         "files": plan.files and {**plan.files.to_json(), "against": plan.files.against[0]},
         "short": plan.short().partition(": ")[2],

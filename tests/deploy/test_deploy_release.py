@@ -13,7 +13,7 @@ from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.remote import connect_local
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import Event, EventKind
-from ddtree_ops.runtime import build
+from ddtree_ops.runtime import build, patchcheck
 from ddtree_ops.sizing import RUNNER_PATH
 
 
@@ -44,8 +44,8 @@ def deploy(target: Target, session: Session) -> tuple[int, list[str]]:
             said.append(event.message)
 
     deployment = Deployment(target, session, report, bundle=build(target.runtime))
-    deployment._begin_check()
-    deployment._check_built()
+    deployment.shipment.begin_check()
+    deployment.shipment.check_built()
     before = session.round_trips
     deployment.push()
     deployment.verify()
@@ -60,10 +60,19 @@ def test_what_the_host_has_whole_is_neither_listed_nor_read_again(target: Target
     assert (trips, pushed, again) == (0, "already there, 1 files verified on disk", first)
 
 
-def test_the_runner_is_read_from_the_host_where_the_bundle_here_is_not_as_built(target: Target) -> None:
+def test_the_runner_is_read_from_the_host_where_the_bundle_here_is_not_as_built(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was proven on the bytes of a digest holds for a release of that digest; without a proof they are read."""
     with connect_local("h") as session:
         _, (_, first) = deploy(target, session)
-        runner = build(target.runtime).root / RUNNER_PATH
+        root = build(target.runtime).root
+        runner = root / RUNNER_PATH
         runner.write_text(runner.read_text().replace("Cuda", "cUDA"))
+        trips, (pushed, kept) = deploy(target, session)
+        assert (trips, pushed, kept) == (0, "already there, 1 files verified on disk", first)
+        monkeypatch.setattr(patchcheck, "_kept", {})
+        for proof in root.parent.glob("patch-check-*.json"):
+            proof.unlink()
         trips, (pushed, again) = deploy(target, session)
     assert (trips, pushed, again) == (1, "already there, 1 files verified on disk", first)

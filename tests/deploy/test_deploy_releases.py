@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ddtree_ops.deploy.earlier import alternatives, way_back
 from ddtree_ops.deploy.history import Activation, History
 from ddtree_ops.deploy.releases import (
     Leftover,
@@ -13,11 +14,9 @@ from ddtree_ops.deploy.releases import (
     Published,
     ServiceState,
     Survey,
-    alternatives,
     old_evidence,
     plan_prune,
     releases_of,
-    way_back,
 )
 from ddtree_ops.errors import PreflightError, UsageError
 from ddtree_ops.results import Verdict

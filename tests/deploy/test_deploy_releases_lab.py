@@ -111,13 +111,20 @@ class TestStory:
 
     def test_2_back_to_what_passed_before(self, lab: Any, host: Session) -> None:
         assert "--speculative-ddtree-budget 16" in unit_file(host)
+        (plan,) = document(lab, "rollback", "ct200", "--dry-run")["plans"]
+        change = "--speculative-ddtree-budget"
+        assert [(item["name"], item["after"]) for item in plan["arguments"]] == [(change, "32")]
+        assert "--speculative-ddtree-budget 16" in unit_file(host), "nothing was changed"
         (result,) = document(lab, "rollback", "ct200")
-        assert result["outcome"] == "rolled-back"
+        assert result["outcome"] == "restored"
         assert {check["verdict"] for check in result["checks"]} == {"pass"}
         assert "--speculative-ddtree-budget 32" in unit_file(host)
         (found,) = document(lab, "history", "ct200")["hosts"]
         assert [item["reason"] for item in found["activations"]] == ["deploy", "deploy", "rollback"]
         assert found["activations"][-1]["verdict"] == "pass"
+        told = [item["changes"] for item in found["activations"]]
+        assert told == [["the first"], [f"{change}: 32 -> 16"], [f"{change}: 16 -> 32"]]
+        assert found["activations"][0]["id"] == plan["activation"]
         assert not shell(host, f"ls {ROOT}/services/{UNIT}").count("rollback.json"), "disarmed"
 
     def test_3_already_there_restarts_nothing(self, lab: Any, host: Session) -> None:
@@ -139,7 +146,9 @@ class TestStory:
         shell(host, f"cp /tmp/kept {kept}")
         status, output = run(lab, "rollback", "ct200", "--to", "ffff")
         assert status == 2 and "names no recorded" in output
-        assert f"activation {second['id']}" in output, "the alternatives are named"
+        assert f"activation {second['id']}: --speculative-ddtree-budget: 32 -> 16" in output, (
+            "what else there is"
+        )
         assert host.request("show_unit", {"unit": UNIT}).values["InvocationID"] == before
         assert first["unit_sha256"] != second["unit_sha256"]
 

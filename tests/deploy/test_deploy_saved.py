@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,11 @@ from ddtree_ops.deploy.saved import (
     Expectation,
     SavedPlan,
     check_settings,
+    fingerprint,
     read_plan,
     write_plan,
 )
-from ddtree_ops.errors import ExitCode, OpsError, UsageError
+from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.results import Verdict
 from ddtree_ops.service.state import UnitState
@@ -94,7 +95,7 @@ def test_a_file_that_was_edited_is_refused(saved, change, said):
     with pytest.raises(OpsError) as caught:
         read_plan(saved)
     assert said in caught.value.message
-    assert caught.value.exit_code is ExitCode.ERROR
+    assert caught.value.exit_code is ExitCode.CONFIG
     assert "--out" in caught.value.hint
     assert caught.value.state == "nothing was changed"
 
@@ -107,9 +108,10 @@ def test_what_is_no_plan_is_refused(tmp_path, content):
         read_plan(path)
 
 
-def test_no_such_file_is_a_mistake_of_the_command_line(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
+def test_no_such_file_is_refused_like_a_damaged_one(tmp_path):
+    with pytest.raises(ConfigError, match="No such file") as caught:
         read_plan(tmp_path / "none")
+    assert caught.value.exit_code is ExitCode.CONFIG
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
@@ -127,7 +129,7 @@ def test_a_host_that_stands_as_it_stood_may_be_changed():
     [
         ({"release": "c" * 64}, "the release that current points at: was aaaa"),
         ({"release": None}, "the release that current points at: was aaaa"),
-        ({"unit_text": OLD + "\n"}, "the unit file (sha256): was"),
+        ({"unit_text": OLD + "\n"}, "the unit file (first 12 digits of its sha256): was"),
         ({"unit_text": None}, "is none"),
         ({"state": replace(RUNNING, invocation_id="i2")}, "the run of the unit: was i1, is i2"),
         ({"state": replace(RUNNING, sub_state="exited")}, "whether the unit runs: was yes, is no"),
@@ -156,6 +158,19 @@ def test_what_changed_on_the_host_is_said(change, said):
     assert caught.value.hint.startswith("look at what would be done now: ddtree-ops plan h")
 
 
+def test_every_part_of_how_a_host_stands_has_words_and_is_seen_to_change():
+    """A new field without a case above would be compared, and nobody would have seen it."""
+    (cases,) = (
+        mark for mark in test_what_changed_on_the_host_is_said.pytestmark if mark.name == "parametrize"
+    )
+    before = expectation().stood
+    seen = set()
+    for change, _ in cases.args[1]:
+        now = fingerprint(WISH, replace(STANDS, **change))
+        seen |= {item.name for item in fields(now) if getattr(now, item.name) != getattr(before, item.name)}
+    assert seen == {item.name for item in fields(before)}
+
+
 def test_what_changed_here_is_said():
     built = replace(WISH, release="d" * 64)
     assert expectation().differences(make_plan(built, STANDS), STANDS) == (
@@ -181,7 +196,14 @@ def test_the_targets_are_exactly_those_of_the_plan(saved):
         read_plan(saved).match([target("i", "s")])
 
 
-@pytest.mark.parametrize("setting", ["environment.HF_TOKEN=hf_secret1", "args.x=--api-key hf_secret1"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "environment.HF_TOKEN=hf_secret1",
+        "args.x=--api-key hf_secret1",
+        "environment.A=hf_secret1secret1secret1",
+    ],
+)
 def test_a_secret_of_the_command_line_is_not_kept(setting):
     with pytest.raises(UsageError) as caught:
         check_settings(["port=1", setting])

@@ -101,6 +101,7 @@ def test_every_problem_is_told_at_once_and_no_value(tmp_path: Path, monkeypatch:
                         "H": {"command": ["/bin/sh", str(script)]},
                         "I": {"command": ["/nowhere/pass", "show"]},
                         "J": {"env": "A", "file": "b"},
+                        "K": {"command": ["yes"]},
                     }
                 )
             ]
@@ -111,7 +112,7 @@ def test_every_problem_is_told_at_once_and_no_value(tmp_path: Path, monkeypatch:
     text = error.render()
     assert "hunter2" not in text
     for part in (
-        "11 secrets cannot be had",
+        "12 secrets cannot be had",
         "service s: secret A (env MY_KEY) is not set here: export MY_KEY=... and try again",
         "secret B (env EMPTY) is empty",
         "secret C (env SHORT) is shorter than 8 characters",
@@ -123,6 +124,7 @@ def test_every_problem_is_told_at_once_and_no_value(tmp_path: Path, monkeypatch:
         "ended with exit status 1: gpg: decryption failed: No secret key",
         "secret I (command /nowhere/pass show) cannot be run: No such file or directory",
         "secret J (env A, file b) has not exactly one source",
+        "secret K (command yes) is larger than 64 KiB",
     ):
         assert part in text
 

@@ -123,6 +123,7 @@ class TestStory:
             "401 Unauthorized: the engine was started with an API key, and none is known here" in done.stdout
         )
         assert "secrets: {api_key: {env: NAME_OF_A_VARIABLE}}" in done.stdout
+        assert "--max-tokens" not in done.stdout, "more tokens would be refused too"
 
     def test_4_logs_and_diagnosis_of_a_client_that_knows_nothing(self, desk: Desk) -> None:
         done = desk.run("-i", desk.none, "logs", "ct200", "--grep", "server_args=ServerArgs", "--json")

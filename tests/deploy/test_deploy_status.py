@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddtree_ops.deploy.audit import Act
 from ddtree_ops.deploy.history import activation_line, new_activation, verdict_line
 from ddtree_ops.deploy.status import Board, Status, parse_seen
 from ddtree_ops.errors import ExitCode, RemoteError, UnreachableError
@@ -141,6 +142,87 @@ def test_what_is_wrong_is_said_and_told_by_the_exit_code(given, ready, code, pro
     assert problem in row.problem
     assert bool(problem) == bool(row.problem)
     assert "hf_secret1" not in json.dumps(row.to_json())
+
+
+STOPPING = {"MESSAGE_ID": "de5b426a63be47a7b6ac3eaac82e2f6f", "_PID": "1", "UNIT": UNIT, "INVOCATION_ID": RUN}
+LOADING = (
+    "[2026-11-29 17:00:01 TP0] Load weight begin. avail mem=90.00 GB",
+    "Loading safetensors checkpoint shards:  45% Completed | 29/64 [00:01<00:02, 20.00it/s]",
+)
+AWAITING = {
+    "activation": "a1",
+    "phase": "awaiting",
+    "who": "ann",
+    "origin": "desk",
+    "armed_at": "2026-11-29T17:00:00+00:00",
+    "lock_id": "x",
+    "release": "b" * 64,
+    "confirm_until": "2026-11-29T17:30:00+00:00",
+    "expected": {"InvocationID": RUN},
+    "grace_s": 60,
+    "target": {"mode": "stop"},
+}
+
+
+def armed(**more: Any) -> Reply:
+    return Reply({"found": True}, json.dumps({**AWAITING, **more}).encode())
+
+
+def test_what_was_stopped_as_asked_for_is_no_failure_of_its_own():
+    line = json.dumps({**STOPPING, "MESSAGE": "Stopping", "__REALTIME_TIMESTAMP": str(int((NOW - 60) * 1e6))})
+    row = status(show=DOWN, journal=text(line + "\n"))
+    assert (row.problem, row.next, int(row.exit_code)) == ("stopped as asked for", "ddtree-ops start h", 5)
+    assert row.seen is not None
+    by = Act("2026-11-29T17:04:00+00:00", "stop", UNIT, "ok", "", "ann", "desk", RUN)
+    row = replace(row, seen=replace(row.seen, stop=by))
+    assert row.problem == "stopped as asked for, by ann on desk at 2026-11-29T17:04:00+00:00"
+    assert row.to_json()["stopped_by"] == {"time": by.time, "who": "ann", "origin": "desk"}
+    earlier = line.replace(RUN, "2" * 32)
+    assert not status(show=DOWN, journal=text(earlier + "\n")).to_json()["stopped"], "of an earlier run"
+
+
+def test_a_load_under_way_is_told_with_how_far_it_is():
+    lines = [entry(message, NOW - 290 + number) for number, message in enumerate(LOADING)]
+    given = {"probe": {"status": 0, "error": "refused"}, "history": history(None)}
+    row = status(**given, journal=text("\n".join(lines) + "\n"))
+    assert (row.ready, int(row.exit_code), row.next) == ("loading", 8, "ddtree-ops wait h")
+    assert row.problem == "still loading: weights 29/64 (45 %), 5m00s, last progress 4m49s ago"
+    ready = entry("The server is fired up and ready to roll!", NOW - 200)
+    row = status(**given, journal=text("\n".join([*lines, ready]) + "\n"))
+    assert (row.ready, row.next) == ("no answer", "ddtree-ops logs h --lines 100")
+
+
+def test_what_waits_for_a_confirmation_contradicts_nothing():
+    row = status(history=history(None), armed=armed())
+    assert (row.ready, int(row.exit_code), row.next) == ("unconfirmed", 8, "ddtree-ops confirm h")
+    assert row.problem == "passed, and waits until 2026-11-29T17:30:00+00:00 for somebody to confirm it"
+    other = status(history=history(None), armed=armed(expected={"InvocationID": "2" * 32}))
+    assert (other.ready, other.problem) == ("answering", "this run was never validated")
+
+
+@pytest.mark.parametrize(
+    ("lost", "lock", "said"),
+    [
+        (None, {}, "within 60 s"),
+        (980.0, {}, "within 40 s"),
+        (900.0, {}, "at once"),
+        (None, {"holder": {"id": "x", "boottime": 950.0, "lease_s": 45.0}}, "within 55 s"),
+    ],
+)
+def test_how_long_there_is_to_come_back_after_a_client_that_is_gone(lost, lock, said):
+    found = {
+        "history": history(None),
+        "armed": armed(phase="armed", lost_since=lost),
+        "lock": Reply({"held": False, "holder": None, "left_s": 0.0, **lock}),
+        "probe": {"boot": 1000.0},
+    }
+    seen = parse_seen(replies(**found), unit=UNIT, host="h/s")
+    assert seen.armed.endswith(
+        f"; its client is gone, and the host goes back {said}, unless: ddtree-ops confirm h"
+    )
+    lives = {**found, "lock": Reply({"held": False, "holder": {"id": "x", "who": "ann"}, "left_s": 9.0})}
+    assert "is gone" not in parse_seen(replies(**lives), unit=UNIT, host="h").armed
+    assert status(**found).next == "ddtree-ops confirm h"
 
 
 def test_a_port_that_somebody_else_holds():

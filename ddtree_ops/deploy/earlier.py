@@ -1,0 +1,122 @@
+"""Which recorded activation a rollback goes to. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from ddtree_ops.deploy.history import Activation, History
+from ddtree_ops.errors import PreflightError, UsageError
+
+__all__ = ["alternatives", "moment_of", "way_back"]
+
+
+def way_back(
+    history: History,
+    current: tuple[str | None, str | None],
+    to: str | None = None,
+    *,
+    host: str = "HOST",
+    changes: Mapping[str, Sequence[str]] | None = None,
+) -> Activation:
+    """The activation that a rollback goes to. Pure.
+
+    Without ``to``, the newest that passed and is another release or unit file than what is there now. ``to`` is the
+    beginning of a release's digest (at least four digits; its newest activation that passed), the beginning of an
+    activation's id, or a time in ISO 8601 (UTC where it names no zone): the newest that had passed by then.
+
+    :param current: digest of the current release, sha256 of the installed unit file.
+    :param host: for the commands in errors; ``changes``: see :func:`alternatives`.
+    :raises PreflightError: nothing recorded to go back to.
+    :raises UsageError: ``to`` names none of the recorded activations, or several releases.
+    """
+    if to is None:
+        for item in history.good():
+            if (item.release, item.unit_sha256) != current:
+                return item
+        raise PreflightError(
+            "there is nothing to go back to: no other release or unit file ever passed here"
+            if history.good()
+            else "there is nothing to go back to: no activation of it ever passed here",
+            details=alternatives(history, current, changes=changes),
+            hint=f"ddtree-ops rollback {host} --to ID goes to a recorded activation that has not passed; "
+            f"ddtree-ops history {host} lists all"
+            if history.activations
+            else f"ddtree-ops deploy {host}",
+        )
+    wanted = to.strip().lower()
+    by_id = [
+        item
+        for item in history.activations
+        if wanted and item.id.lower().startswith(wanted) and "t" in wanted
+    ]
+    if len(by_id) == 1:
+        return by_id[0]
+    by_digest = [
+        item
+        for item in history.activations
+        if re.fullmatch(r"[0-9a-f]{4,64}", wanted) and item.release.startswith(wanted)
+    ]
+    names = sorted({item.release for item in by_digest} or {item.id for item in by_id})
+    if len(names) > 1:
+        raise UsageError(
+            f"--to {to} fits {len(names)} of the recorded {'releases' if by_digest else 'activations'}",
+            details=tuple(names),
+            hint=f"give more of it; ddtree-ops history {host} says what each of them is",
+        )
+    if by_digest:
+        passed = [item for item in by_digest if item.good]
+        return (passed or by_digest)[-1]
+    moment = moment_of(wanted.upper())
+    if moment is not None:
+        before = [
+            item for item in history.activations if item.good and (moment_of(item.time) or moment) <= moment
+        ]
+        if before:
+            return before[-1]
+        raise UsageError(
+            f"--to {to}: nothing had passed here by {moment:%Y-%m-%d %H:%M:%SZ}",
+            details=alternatives(history, current, changes=changes),
+            hint=f"ddtree-ops history {host}",
+        )
+    raise UsageError(
+        f"--to {to} names no recorded release, activation or time",
+        details=alternatives(history, current, changes=changes),
+        hint="at least four digits of a release, the beginning of an activation's id, or a time such as 2026-11-29T18:00",
+    )
+
+
+def moment_of(text: str) -> datetime | None:
+    """A time in ISO 8601, UTC where it names no zone; None where it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def alternatives(
+    history: History,
+    current: tuple[str | None, str | None],
+    *,
+    without: Iterable[str] = (),
+    changes: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[str, ...]:
+    """Recorded activations that one may go back to, newest first, a line each. Pure.
+
+    :param without: ids of activations that were found not to be usable.
+    :param changes: by id, what going there would change.
+    """
+    left = [
+        item
+        for item in history.good()
+        if (item.release, item.unit_sha256) != current and item.id not in set(without)
+    ]
+    told = {item.id: "; ".join((changes or {}).get(item.id, ())) for item in left}
+    return tuple(
+        f"passed: {item.release[:12]} {item.runtime}".rstrip()
+        + f" of {item.time}, activation {item.id}"
+        + (f": {told[item.id]}" if told[item.id] else "")
+        for item in left[:10]
+    )

@@ -1,0 +1,198 @@
+"""The parts that a deployment is made of, where they need no host."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from ddtree_ops.deploy.evidence import evidence_files
+from ddtree_ops.deploy.frame import Frame
+from ddtree_ops.deploy.goback import damage
+from ddtree_ops.deploy.hold import longest
+from ddtree_ops.deploy.looking import sight_of
+from ddtree_ops.deploy.plan import unit_mode
+from ddtree_ops.deploy.refusals import judged, refusal
+from ddtree_ops.errors import CheckFailed, Inconclusive, OpsError
+from ddtree_ops.inventory.models import Service
+from ddtree_ops.remote.session import Reply
+from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Verdict
+from ddtree_ops.service.journal import Entry
+
+
+def result(name: str, verdict: Verdict, summary: str = "s", hint: str = "") -> CheckResult:
+    return CheckResult(name, verdict, summary, hint=hint)
+
+
+def service(**settings: object) -> Service:
+    return Service.model_validate(
+        {"name": "s", "unit": "t.service", "runtime": "r", "venv": "/v", "model": "/m", **settings}
+    )
+
+
+class TestFrame:
+    def test_an_error_learns_where_it_happened_and_keeps_no_secret(self):
+        events: list[Event] = []
+        frame = Frame("h", events.append, secrets=("s3cret!",))
+        frame.state_left = "stopped"
+        with pytest.raises(OpsError) as caught, frame.phase("push"):
+            raise OpsError("no s3cret!", details=("by s3cret!",))
+        error = caught.value
+        assert (error.host, error.phase, error.state) == ("h", "push", "stopped")
+        assert (error.message, error.details) == ("no ********", ("by ********",))
+        assert frame.failure is error
+        assert [(event.kind, event.host, event.phase, event.message) for event in events] == [
+            (EventKind.START, "h", "push", ""),
+            (EventKind.FAIL, "h", "push", "no ********"),
+        ]
+
+    def test_the_first_failure_is_kept_and_the_time_of_a_step_that_is_repeated_adds_up(self):
+        frame = Frame("h", lambda event: None)
+        first = OpsError("first")
+        for error in (first, OpsError("second")):
+            with pytest.raises(OpsError), frame.phase("wait"):
+                raise error
+        once = frame.seconds["wait"]
+        with frame.phase("wait"):
+            pass
+        assert frame.failure is first
+        assert (list(frame.seconds), frame.seconds["wait"] >= once) == (["wait"], True)
+
+    def test_an_interruption_is_no_end_of_the_step(self):
+        events: list[Event] = []
+        frame = Frame("h", events.append)
+        with pytest.raises(KeyboardInterrupt), frame.phase("wait"):
+            raise KeyboardInterrupt
+        assert [event.kind for event in events] == [EventKind.START]
+        assert (frame.step, list(frame.seconds), frame.failure) == ("wait", ["wait"], None)
+
+    def test_the_note_of_a_step_is_said_at_its_end_and_is_not_that_of_the_next(self):
+        events: list[Event] = []
+        frame = Frame("h", events.append)
+        with frame.phase("push"):
+            frame.note = "2 files"
+        with frame.phase("verify"):
+            pass
+        assert [event.message for event in events if event.kind is EventKind.DONE] == ["2 files", ""]
+
+    def test_a_result_of_the_target_shows_no_secret(self):
+        frame = Frame("h", lambda event: None, secrets=("s3cret!",))
+        found = frame.own(
+            CheckResult("smoke", Verdict.FAIL, "s3cret!", evidence=(Evidence("answer", "a s3cret!"),))
+        )
+        assert (found.host, found.summary, found.evidence[0].text) == ("h", "********", "a ********")
+
+
+class TestVerdicts:
+    def test_what_passed_is_said(self):
+        assert judged([result("a", Verdict.PASS, "x"), result("b", Verdict.PASS, "y")], "h") == "x; y"
+
+    def test_the_worst_names_the_error_and_the_others_that_are_as_bad_follow(self):
+        with pytest.raises(CheckFailed) as caught:
+            judged(
+                [
+                    result("a", Verdict.INCONCLUSIVE, "unsure"),
+                    result("b", Verdict.FAIL, "one"),
+                    result("c", Verdict.FAIL, "two"),
+                ],
+                "h",
+            )
+        assert (caught.value.message, caught.value.details) == ("one", ("c: two",))
+        assert caught.value.hint == "ddtree-ops logs h --lines 100"
+
+    @pytest.mark.parametrize("results", [[], [result("a", Verdict.INCONCLUSIVE, "no data")]])
+    def test_no_data_is_never_a_pass(self, results):
+        with pytest.raises(Inconclusive):
+            judged(results, "h")
+
+    def test_a_preflight_names_all_that_failed_with_what_to_do(self):
+        bad = [result("port", Verdict.FAIL, "taken", "free it"), result("venv", Verdict.FAIL, "gone")]
+        assert refusal([result("disk", Verdict.PASS)], "h") is None
+        assert refusal([result("disk", Verdict.INCONCLUSIVE)], "h") is None
+        error = refusal([result("disk", Verdict.PASS), *bad], "h")
+        assert error is not None
+        assert error.message == "2 of 3 preflight checks failed"
+        assert error.details == ("port: taken", "    free it", "venv: gone")
+        assert error.hint.startswith("ddtree-ops doctor h ")
+        alone = refusal(bad[:1], "h")
+        assert alone is not None
+        assert (alone.details, alone.hint) == (("port: taken",), "free it")
+
+
+class TestEvidence:
+    def test_the_journal_the_unit_and_the_results(self):
+        time = datetime(2026, 11, 29, 18, 0, tzinfo=UTC)
+        entries = [Entry(time, "é dies", 3, 7, "python3", "t.service", "i", "c", "service", "h", "", {})]
+        unit = "[Service]\nEnvironment=HF_TOKEN=hf_1 A=b\n"
+        files = evidence_files(entries, unit, [result("smoke", Verdict.FAIL, "é")])
+        assert files["unit.service"] == "[Service]\nEnvironment=HF_TOKEN=********\n"
+        (line,) = files["journal.jsonl"].splitlines()
+        assert json.loads(line)["message"] == "é dies"
+        assert "é dies" in line
+        assert json.loads(files["checks.json"])[0]["summary"] == "é"
+
+
+class TestDamage:
+    MANIFEST = json.dumps({"files": [{"path": "a", "sha256": "1"}, {"path": "b", "sha256": "2"}]}).encode()
+
+    @pytest.mark.parametrize(
+        ("there", "problem"),
+        [
+            ({"a": "1", "b": "2", "manifest.json": "3"}, None),
+            ({"a": "1", "b": "9"}, "1 file of it are not as built, first b"),
+            ({}, "2 files of it are not as built, first a"),
+        ],
+    )
+    def test_every_file_of_the_manifest_must_be_there_as_built(self, there, problem):
+        assert damage(self.MANIFEST, there) == problem
+
+    def test_without_a_manifest_it_is_gone(self):
+        assert damage(None, {"a": "1"}) == ""
+
+    @pytest.mark.parametrize("manifest", [b"{", b"[]", b"{}", b'{"files": [{}]}'])
+    def test_what_is_no_manifest_is_an_error(self, manifest):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            damage(manifest, {})
+
+
+def test_a_unit_file_with_secrets_is_for_root_alone():
+    assert unit_mode("Environment=A=b\n") == 0o644
+    assert unit_mode("Environment=A=b HF_TOKEN=x\n") == 0o600
+
+
+def test_a_client_is_hung_a_quarter_of_an_hour_after_all_that_its_steps_may_take():
+    health = {"stop_timeout": 10, "request_timeout": 5, "window": 2}
+    assert longest(service(health=health), 100) == 10 + 100 + 20 + 2 + 900
+
+
+def replies(link: str | None = None, manifest: dict[str, object] | None = None) -> list[Reply]:
+    """To the requests of a look, on a host with one whole release and a push under way."""
+    found = [{"name": "current", "kind": "link", "target": link}] if link else []
+    releases = [{"name": "a" * 64, "kind": "dir"}, {"name": ".staging-1", "kind": "dir"}]
+    missing = Reply({"found": False})
+    return [
+        Reply({"entries": found}),
+        Reply({"entries": releases}),
+        Reply({"found": True}, b"[Service]\n"),
+        missing,
+        Reply({"LoadState": "loaded", "ActiveState": "inactive"}),
+        Reply({"entries": []}),
+        missing,
+        Reply(manifest or {"found": True, "same": False}, b"{}"),
+    ]
+
+
+def test_the_sight_of_a_host_before_and_after_a_release_was_activated():
+    before = sight_of(service(), replies())
+    assert (before.link, before.observed.release) == (None, None)
+    assert before.observed.releases == {"a" * 64}
+    assert (before.observed.unit_text, before.observed.manifest) == ("[Service]\n", b"{}")
+    assert before.observed.history.activations == ()
+    after = sight_of(service(), replies(f"../../releases/{'a' * 64}"))
+    assert (after.link, after.observed.release) == (f"../../releases/{'a' * 64}", "a" * 64)
+
+
+@pytest.mark.parametrize("manifest", [{"found": False, "same": False}, {"found": True, "same": True}])
+def test_a_list_of_files_that_is_missing_or_known_is_not_kept(manifest):
+    assert sight_of(service(), replies(manifest=manifest)).observed.manifest is None
