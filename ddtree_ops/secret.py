@@ -12,7 +12,17 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["MASK", "SHORTEST", "Secret", "is_secret_name", "learn", "masked", "redact", "secret_values"]
+__all__ = [
+    "KEY_SHAPE",
+    "MASK",
+    "SHORTEST",
+    "Secret",
+    "is_secret_name",
+    "learn",
+    "masked",
+    "redact",
+    "secret_values",
+]
 
 MASK = "********"
 
@@ -21,6 +31,10 @@ _KEY = (
     r"|[\w-]*password|[\w-]*secret(?:[\w-]*key)?|authorization)"
 )
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""""
+KEY_SHAPE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
+)
+"""What looks like an access key whatever its name: of Hugging Face, OpenAI, GitHub, AWS."""
 _PATTERNS = (
     re.compile(rf"(?i)(?<![\w-])(--?{_KEY}[= ]+)({_QUOTED}|\S+)"),
     re.compile(rf"(?i)(?<![\w-])([\"']?{_KEY}[\"']?\s*[=:]\s*)({_QUOTED}|(?:Bearer\s+)?[^\s,;)\]}}]+)"),
@@ -115,7 +129,7 @@ def redact(text: str, *secrets: str) -> str:
 
     for pattern in _PATTERNS:
         text = pattern.sub(mask, text)
-    return text
+    return KEY_SHAPE.sub(MASK, text)
 
 
 class Secret:

@@ -53,7 +53,7 @@ from ddtree_ops.inventory.yaml_source import (
     load_document,
     suggestion,
 )
-from ddtree_ops.paths import config_dir, shipped
+from ddtree_ops.paths import INVENTORY_BY_OPTION, config_dir, shipped
 from ddtree_ops.secret import redact
 
 __all__ = ["find_file", "inventory_schema", "load_inventory", "merge", "resolve", "service_problems"]
@@ -165,7 +165,7 @@ def load_inventory(name_or_path: str | None = None) -> Inventory:
     variable = os.environ.get("DDTREE_OPS_INVENTORY", "")
     wanted = name_or_path or variable or "production"
     hint = "name an inventory with -i NAME_OR_PATH"
-    if not name_or_path and variable:
+    if not name_or_path and variable and os.environ.get(INVENTORY_BY_OPTION) != variable:
         hint += f" (DDTREE_OPS_INVENTORY is {variable})"
     path = find_file("inventories", wanted, hint=hint)
     hint = f"ddtree-ops inventory validate -i {display(path)}"
@@ -317,7 +317,7 @@ def _tree_problems(service: Service, speculative: Speculative, report: Callable[
                 f"{backend} ignores the tree mask and would verify a chain, silently: use triton", "args", key
             )
     if service.args.get("page-size", 1) not in (1, "1", False):
-        report("DDTREE works with page size 1 only", "args", "page-size")
+        report("DDTREE works with page size 1 only: leave the key out, or write 1", "args", "page-size")
 
 
 def _argument_problems(arguments: Iterable[str], algorithm: str) -> Iterator[tuple[str, str]]:

@@ -254,6 +254,7 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
             host=target.host.name,
             details=tuple(lines) if len(lines) > 1 else (),
             state="nothing was changed",
+            hint=f"give another value, or leave that --set out; what is set now: ddtree-ops inventory show {target.host.name}",
         )
     runtime = target.runtime
     if service.runtime != target.service.runtime:

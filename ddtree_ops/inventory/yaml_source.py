@@ -73,7 +73,6 @@ class Mark:
     line: int
     column: int
     value_line: int
-    value_column: int
     raw: str = ""
     path: KeyPath = ()
 
@@ -120,7 +119,7 @@ class Document:
             found = self.marks.get(path[:end])
             if found:
                 return found
-        return Mark(1, 1, 1, 1)
+        return Mark(1, 1, 1)
 
     def line_of(self, path: KeyPath) -> int:
         """1-based line of an entry (of its key), or of the nearest entry around it."""
@@ -171,19 +170,27 @@ def display(path: Path) -> str:
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
     """The allowed word most like ``word``, or None where none is like it."""
-    from difflib import get_close_matches
+    found = _nearest_all(word, allowed)
+    return found[0] if found else None
+
+
+def _nearest_all(word: str, allowed: Iterable[str]) -> list[str]:
+    """The allowed words most like ``word``, in their order: more than one where they are equally like it."""
+    from difflib import SequenceMatcher, get_close_matches
 
     names = {name.lower().replace("_", "-"): name for name in allowed}
-    found = get_close_matches(word.lower().replace("_", "-"), list(names), n=1, cutoff=0.6)
-    return names[found[0]] if found else None
+    plain = word.lower().replace("_", "-")
+    found = get_close_matches(plain, list(names), n=8, cutoff=0.6)
+    likeness = [SequenceMatcher(None, name, plain).ratio() for name in found]
+    return [names[name] for name in names if name in found[: likeness.count(max(likeness, default=0))]]
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
     """``(did you mean 'X'?)``, or ``(allowed: a, b, c)`` where nothing is near, or an empty text."""
     names = list(dict.fromkeys(allowed))
-    near = nearest(word, names)
+    near = _nearest_all(word, names)
     if near:
-        return f" (did you mean '{near}'?)"
+        return f" (did you mean {' or '.join(repr(name) for name in near)}?)"
     return f" (allowed: {', '.join(names)})" if names else ""
 
 
@@ -223,7 +230,7 @@ class _Builder:
     def build(self, node: Any, path: KeyPath, key: Any = None) -> Any:
         start, first = node.start_mark, (key or node).start_mark
         raw = node.value if isinstance(node, yaml.ScalarNode) else ""
-        self.marks[path] = Mark(first.line + 1, first.column + 1, start.line + 1, start.column + 1, raw, path)
+        self.marks[path] = Mark(first.line + 1, first.column + 1, start.line + 1, raw, path)
         self.count += 1
         if self.count > _MAX_VALUES:
             if self.count == _MAX_VALUES + 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -204,6 +205,14 @@ class Case:
             if value is not None and value is not False
         )
 
+    def field_of(self, flag: Flag) -> str | None:
+        """The field of the service that a flag belongs to, whether or not it is set; None where there is none."""
+        fields = [*_FIELDS, ("speculative-draft-model-path", "drafter"), *((key, "nodes") for key in _NODES)]
+        fields += [
+            (key, f"speculative.{name}") for key, name in _SPECULATIVE if name != "block_size" or self.block
+        ]
+        return next((name for key, name in fields if f"--{key}" in flag.options), None)
+
     def arg(self, key: str) -> Given | None:
         """The flag ``key`` as it is given under any of its names or an abbreviation; the last one counts."""
         flag = self.facts.flags.find(f"--{key}") if self.facts.flags else None
@@ -224,9 +233,10 @@ class Case:
         if given is None or text is None:
             return None
         try:
-            return float(given.flag.convert(text) if given.flag else text)
-        except (ValueError, TypeError):
+            number = float(given.flag.convert(text) if given.flag else text)
+        except (ValueError, TypeError, OverflowError):
             return None
+        return number if math.isfinite(number) else None
 
     def whole(self, key: str, default: int) -> int:
         """A flag's whole number, or the default."""

@@ -83,6 +83,15 @@ def _unknown(case: Case) -> Iterator[Found]:
                 if near
                 else "remove it, or declare it in the runtime's plugin_flags"
             )
+        if case.facts.flags is not None and case.facts.flags.partial:
+            yield Found(
+                f"--{given.key} is not among the flags that can be read of this runtime, and it has others",
+                change,
+                given.path,
+                Severity.WARN,
+                reason="If it is none of those either, argparse ends the process before anything is loaded.",
+            )
+            continue
         yield Found(f"this runtime has no flag --{given.key}", change, given.path)
 
 
@@ -154,7 +163,14 @@ def _repeated(case: Case) -> Iterator[Found]:
         if given.flag is None or given.flag.action == "append":
             continue
         other = first.setdefault(given.flag.dest, given)
-        if other is not given and not given.typed:
+        field = None if given.typed else case.field_of(given.flag)
+        if other is given and field:
+            yield Found(
+                f"--{given.key} says what the field {field} is for, and nothing else reads it here",
+                f"remove args.{given.key}: set {field}",
+                given.path,
+            )
+        elif other is not given and not given.typed:
             owner = ".".join(other.path)
             how = f"set {owner}" if other.typed else f"keep it or {owner}"
             yield Found(

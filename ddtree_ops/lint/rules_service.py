@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterator
 
 from ddtree_ops.inventory.models import Service
 from ddtree_ops.lint.model import Case, Cite, Found, Severity, rule
-from ddtree_ops.secret import is_secret_name, redact
+from ddtree_ops.secret import KEY_SHAPE, is_secret_name, redact
 
 __all__: list[str] = []
 
 _ARGS = "srt/server_args.py"
 _ENVIRON = "srt/environ.py"
-_KEY_SHAPE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
-)
 _DRAIN_POLL_S = 5.0
 _LONG_STOP_S = 900.0
 _FALSE = ("", "0", "false", "no", "n")
@@ -115,7 +111,7 @@ def _secret_in_args(case: Case) -> Iterator[Found]:
     for given in case.given:
         flag = given.flag.name if given.flag else f"--{given.key}"
         named = any(redact(f"{name} x") != f"{name} x" for name in (flag, f"--{given.key}"))
-        shaped = any(_KEY_SHAPE.search(word) for word in given.words)
+        shaped = any(KEY_SHAPE.search(word) for word in given.words)
         if given.typed or not ((named and given.words) or shaped):
             continue
         name = flag.lstrip("-").replace("-", "_")
@@ -138,7 +134,7 @@ def _secret_in_args(case: Case) -> Iterator[Found]:
 )
 def _secret_in_environment(case: Case) -> Iterator[Found]:
     for name, value in case.service.environment.items():
-        if value and (is_secret_name(name) or _KEY_SHAPE.search(value)):
+        if value and (is_secret_name(name) or KEY_SHAPE.search(value)):
             yield Found(
                 f"the value of {name} is a secret",
                 f"say under secrets.{name} where it comes from",

@@ -30,6 +30,8 @@ _MLA = re.compile(r"kimi[-_. ]?k2|deepseek[-_. ]?(v[23]|r1)", re.IGNORECASE)
 _KIMI = re.compile(r"kimi[-_. ]?k2\.[56]", re.IGNORECASE)
 _KIMI_CONTEXT, _KIMI_VOCABULARY = 262144, 163840
 _RUNNING = 48
+_LONGEST = 1 << 16
+"""Batch size from which on the list of graphs is not written out: no engine gets that far."""
 _GIB = float(1 << 30)
 
 
@@ -50,7 +52,7 @@ def _mla(case: Case) -> bool:
 )
 def _algorithm(case: Case) -> Iterator[Found]:
     given = case.arg("speculative-algorithm")
-    if given is None or given.flag is None or given.flag.allows(case.algorithm):
+    if given is None or not given.typed or given.flag is None or given.flag.allows(case.algorithm):
         return
     runtime = case.target.runtime.name
     known = ", ".join(str(choice) for choice in given.flag.choices or ())
@@ -77,7 +79,7 @@ def _graph_size(case: Case) -> Iterator[Found]:
     if case.verify_tokens not in (None, speculative.block_size):
         yield Found(
             f"the graph runner holds {speculative.block_size} tokens a request and is sent {case.verify_tokens}",
-            "use a runtime with patch 0001: leave patches of the runtime out",
+            "use a runtime with patch 0001: remove the key patches of the runtime, then it has all of its series",
             ("runtime",),
         )
 
@@ -124,7 +126,10 @@ def _tree_width(case: Case) -> Iterator[Found]:
     if not case.tree or speculative is None or None in (speculative.budget, speculative.topk_cap):
         return
     budget, cap, depth = speculative.budget or 0, speculative.topk_cap or 0, speculative.block_size - 1
-    most = sum(cap**level for level in range(1, depth + 1))
+    most, level = (depth, depth) if cap == 1 else (0, 0)
+    while most < budget and level < depth:
+        level += 1
+        most += cap**level
     if most < budget:
         yield Found(
             f"topk_cap {cap} and {depth} positions give at most {most} nodes, the budget is {budget}",
@@ -588,18 +593,19 @@ def _largest(case: Case) -> int:
 
 
 def _steps(case: Case, top: int) -> list[int]:
+    last = min(top, _LONGEST)
     if case.on("disable-cuda-graph-padding"):
-        return list(range(1, top + 1))
-    if case.algorithm:
+        steps = [*range(1, last + 1)]
+    elif case.algorithm:
         steps = [
             *range(1, 9),
             *range(10, 33, 2),
             *range(40, 65, 4),
             *range(72, 257, 8),
-            *range(272, top + 1, 16),
+            *range(272, last + 1, 16),
         ]
     else:
-        steps = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, top + 1, 32)]
+        steps = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, last + 1, 32)]
     return sorted({*(size for size in steps if size <= top), top})
 
 

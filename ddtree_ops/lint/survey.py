@@ -15,6 +15,7 @@ from ddtree_ops.lint.places import located
 from ddtree_ops.lint.run import RULES, lint
 from ddtree_ops.lint.runtime import facts_of
 from ddtree_ops.runtime import build
+from ddtree_ops.wording import count
 
 __all__ = ["Survey", "Surveyed", "survey"]
 
@@ -64,10 +65,10 @@ class Survey:
         """One line for a person."""
         ignored = sum(bool(finding.ignored) for one in self.targets for finding in one.findings)
         parts = [
-            _count(len(self.targets), "target"),
-            _count(len(RULES), "rule"),
-            _count(self.count(Severity.ERROR), "error"),
-            _count(self.count(Severity.WARN), "warning"),
+            count(len(self.targets), "target"),
+            count(len(RULES), "rule"),
+            count(self.count(Severity.ERROR), "error"),
+            count(self.count(Severity.WARN), "warning"),
             *([f"{ignored} ignored"] if ignored else []),
         ]
         return ", ".join(parts)
@@ -104,7 +105,3 @@ def survey(
             yield Surveyed(target, bundle.digest, len(facts.flags.flags) if facts.flags else 0, findings)
 
     return Survey(tuple(found()))
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -46,7 +46,11 @@ def load_playbook(name_or_path: str | Path) -> Playbook:
 
     :raises ConfigError: with every problem found, one ``file:line: key.path: problem`` an entry of ``details``.
     """
-    path = find_file("playbooks", str(name_or_path), hint="ddtree-ops run --help")
+    path = find_file(
+        "playbooks",
+        str(name_or_path),
+        hint="name one of these, or the path of a file; what a shipped one does: ddtree-ops playbook show deploy",
+    )
     hint = f"correct {display(path)} and run it again"
     document = load_document(path, hint=hint, defer=True)
     playbook, problems = resolve(document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ddtree_ops.errors import UsageError
 from ddtree_ops.playbook.models import GoBack, Halt, Plain, Playbook, Smoke, Step, Wait
 
 __all__ = ["go_back", "restart", "start", "stop", "wait"]
@@ -35,8 +36,16 @@ def wait(*, load_timeout: float | None) -> Playbook:
 
 
 def go_back(*, to: str | None) -> Playbook:
-    """Switch to a recorded activation, and prove that it serves; what ran before comes back where it does not."""
-    steps: tuple[Step, ...] = (GoBack(to=to) if to else GoBack(), Wait(), *_JUDGE)
+    """Switch to a recorded activation, and prove that it serves; what ran before comes back where it does not.
+
+    :raises UsageError: too little of a name to mean one.
+    """
+    if to is not None and len(to.strip()) < 4:
+        raise UsageError(
+            f"--to {to!r} is too short to name anything",
+            hint="give at least four characters of a release's digest or an activation's id, or a time",
+        )
+    steps: tuple[Step, ...] = (GoBack() if to is None else GoBack(to=to), Wait(), *_JUDGE)
     return Playbook(name="rollback", steps=steps, on_failure=(*_EXPLAIN, Plain(kind="rollback")))
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddtree_ops.deploy.deployment import Deployment, Outcome, Result
+from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.nodes import Member, in_turn, join_plans, locksteps, name_the_first
-from ddtree_ops.deploy.saved import Expectation
+from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
-from ddtree_ops.errors import ExitCode, Inconclusive, Interrupted, OpsError, RolledBack, UnreachableError
+from ddtree_ops.errors import (
+    CheckFailed,
+    ExitCode,
+    Inconclusive,
+    Interrupted,
+    LockLost,
+    OpsError,
+    RolledBack,
+    UnreachableError,
+)
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook.models import Playbook, Smoke, Step, Wait
 from ddtree_ops.playbook.rollout import Batch, Rollout, batches, reason_to_stop, units_of
@@ -24,6 +34,10 @@ from ddtree_ops.results import RUN_END, Event, EventKind, Reporter
 from ddtree_ops.runtime import Bundle, known_bundle
 from ddtree_ops.secret import redact
 from ddtree_ops.service.unit import render_unit
+from ddtree_ops.wording import count
+
+if TYPE_CHECKING:
+    from ddtree_ops.deploy.saved import Expectation
 
 __all__ = ["Connector", "exit_code", "internal_error", "needed_secrets", "run_playbook", "worst_code"]
 
@@ -73,10 +87,15 @@ def run_playbook(
         render_unit(target)
     resolve_secrets(targets, only=needed_secrets(playbook))
     bundles = _known_bundles(playbook, targets)
+    report = _Told(report)
     run = _Run(playbook, connect, report, bundles, expected or {}, reconnect or connect, safety or Safety())
     for target in in_turn(targets):
         run.groups.setdefault(target.host.name, []).append(target)
     run.members = locksteps(targets, run.interrupted)
+    canary = rollout.canary if rollout else 0
+    if canary and canary >= len(run.groups):
+        text = f"canary of {canary}, and {count(len(run.groups), 'host')} in all: nothing comes after it"
+        run.tell(Event(EventKind.NOTE, "", "rollout", text))
     if len(run.groups) == 1:
         return run.one_host(targets[0].host.name)
     ended = _over_hosts(run, targets, rollout or Rollout())
@@ -86,6 +105,17 @@ def run_playbook(
         for target, result in zip(run.groups[host], results, strict=True)
     }
     return [found[target.host.name, target.service.name] for target in targets]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A reporter whose reader may go away: a closed pipe or terminal ends what is shown, and no deployment."""
+
+    report: Reporter
+
+    def __call__(self, event: Event) -> None:
+        with contextlib.suppress(OSError):
+            self.report(event)
 
 
 @dataclass
@@ -113,7 +143,10 @@ class _Run:
             session = self.connect(group[0])
         except OpsError as error:
             self._leave(group, error)
-            return [_unreachable(target, error, self.report) for target in group]
+            error.at(host=host, phase="connect", state="nothing was changed")
+            for target in group:
+                self.tell(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
+            return [Result(one.name, one.service.name, Outcome.FAILED, error=error) for one in group]
         except Exception as error:
             self._leave(group, internal_error(error, host=host, phase="connect"))
             return [self._defect(target, error, "connect", "nothing was changed") for target in group]
@@ -123,12 +156,11 @@ class _Run:
                     self._sessions.append(session)
                     if self.interrupted.is_set():
                         session.close()
-                for target in group:
-                    results.append(
-                        _run_one(
-                            self.playbook, self._deployment(target, session), self.report, self.interrupted
-                        )
-                    )
+                for number, target in enumerate(group, 1):
+                    deployment = self._deployment(target, session)
+                    results.append(_run_one(self.playbook, deployment, self.report, self.interrupted))
+                    if number < len(group):
+                        deployment.hold.release()
         except Exception as error:
             state = "what was done on the host is not known: look at it"
             results += [self._defect(target, error, "run", state) for target in group[len(results) :]]
@@ -146,7 +178,7 @@ class _Run:
     def _deployment(self, target: Target, session: Session) -> Deployment:
         steps = self.playbook.steps
         timeouts = [step.load_timeout for step in steps if isinstance(step, Wait) and step.load_timeout]
-        deployment = Deployment(
+        return Deployment(
             target,
             session,
             self.report,
@@ -156,25 +188,29 @@ class _Run:
             reconnect=lambda: self.reconnect(target),
             undoes=any(step.kind == "rollback" for step in self.playbook.on_failure),
             load_timeout=max(timeouts, default=None),
+            member=self.members.get((target.host.name, target.service.name)),
         )
-        deployment.member = self.members.get((target.host.name, target.service.name))
-        return deployment
 
     def skip(self, host: str, reason: str) -> list[Result]:
         """Results of a host that is not started."""
         kind = Interrupted if self.interrupted.is_set() else Inconclusive
+        first = "" if self.interrupted.is_set() else "mend that, then "
+        harmless = ": what is done already changes nothing" if self.playbook.name == "deploy" else ""
         results = []
         for target in self.groups[host]:
             error = kind(
                 f"not started: {reason}",
                 host=target.name,
                 state="nothing was changed",
-                hint="mend that, then run the same command again: what is done already changes nothing"
-                if self.playbook.name == "deploy"
-                else "mend that, then run the same command again",
+                hint=f"{first}run the same command again{harmless}",
             )
             results.append(Result(target.name, target.service.name, Outcome.SKIPPED, error=error))
         return results
+
+    def tell(self, event: Event) -> None:
+        """Report what a result says too: that it cannot be told is no other host's failure."""
+        with contextlib.suppress(Exception):
+            self.report(event)
 
     def interrupt(self) -> None:
         """Close all sessions; what runs on them ends."""
@@ -187,7 +223,7 @@ class _Run:
 
     def _defect(self, target: Target, error: Exception, phase: str, state: str) -> Result:
         found = internal_error(error, host=target.name, phase=phase, state=state)
-        self.report(Event(EventKind.FAIL, target.name, phase, found.message, elapsed_s=0.0))
+        self.tell(Event(EventKind.FAIL, target.name, phase, found.message, elapsed_s=0.0))
         return Result(target.name, target.service.name, Outcome.FAILED, error=found)
 
 
@@ -206,7 +242,7 @@ def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[
             found = future.result()
             results[pending.pop(future)] = found
             for result in found:
-                _tell_end(run.report, result)
+                _tell_end(run, result)
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="host") as pool:
         try:
@@ -234,10 +270,10 @@ def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[
     return results | {host: run.skip(host, reason) for host in left}
 
 
-def _tell_end(report: Reporter, result: Result) -> None:
+def _tell_end(run: _Run, result: Result) -> None:
     kind = EventKind.DONE if result.error is None else EventKind.FAIL
     elapsed = sum(result.seconds.values())
-    report(Event(kind, result.host, RUN_END, result.outcome.value, elapsed_s=elapsed))
+    run.tell(Event(kind, result.host, RUN_END, result.outcome.value, elapsed_s=elapsed))
 
 
 def _announce(report: Reporter, number: int, plan: Sequence[Batch]) -> None:
@@ -287,12 +323,6 @@ def internal_error(error: Exception, *, host: str, phase: str = "", state: str =
     )
 
 
-def _unreachable(target: Target, error: OpsError, report: Reporter) -> Result:
-    error.at(host=target.host.name, phase="connect", state="nothing was changed")
-    report(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
-    return Result(target.name, target.service.name, Outcome.FAILED, error=error)
-
-
 def _known_bundles(playbook: Playbook, targets: Iterable[Target]) -> dict[str, Bundle | None]:
     """What the cache already holds of each runtime that is to be built, looked up while the hosts are connected."""
     builds = any(step.kind == "build" for step in playbook.steps)
@@ -313,7 +343,7 @@ def _run_one(
     if interrupted.is_set():
         failure = _interruption(deployment)
     if isinstance(failure, Interrupted):
-        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.left, elapsed_s=0.0))
+        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.hold.left, elapsed_s=0.0))
     return Result(
         target.name,
         target.service.name,
@@ -323,21 +353,25 @@ def _run_one(
         diagnosis=deployment.diagnosis,
         evidence=deployment.evidence,
         error=failure,
-        seconds=deployment.seconds,
+        seconds=deployment.frame.seconds,
         confirm_until=deployment.confirm_until,
     )
 
 
 def _interruption(deployment: Deployment) -> Interrupted:
-    host = deployment.target.host.name
+    host, safety, switched = deployment.target.host.name, deployment.hold.safety, deployment.activation
+    again = safety.same_again(host)
+    if (
+        safety.command == "rollback" and switched is not None
+    ):  # what "the newest other" is has changed with the switch
+        again = f"ddtree-ops rollback {host} --to {switched.id}"
     return Interrupted(
-        f"interrupted during {deployment.step or 'the start'}",
+        f"interrupted during {deployment.frame.step or 'the start'}",
         host=deployment.target.name,
-        state=deployment.left,
-        hint=deployment.next_step
-        or f"ddtree-ops deploy {host}   (goes on from there: what is not validated is validated)"
+        state=deployment.hold.left,
+        hint=deployment.next_step or f"{again}   (goes on from there: what is not validated is validated)"
         if deployment.changed
-        else f"ddtree-ops deploy {host}",
+        else again,
     )
 
 
@@ -349,8 +383,11 @@ def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threadin
         return error if interrupted.is_set() else _after_failure(deployment, playbook, error)
     try:
         deployment.accept()
+    except CheckFailed as error:  # it died, or was restarted, after it had passed
+        return error if deployment.member else _after_failure(deployment, playbook, error)
     except OpsError as error:
-        return error
+        lost = deployment.hold.lost() if isinstance(error, LockLost) else None
+        return _not_ours(deployment, error, lost) if lost is not None else error
     return None
 
 
@@ -374,8 +411,8 @@ def _step(deployment: Deployment, steps: Sequence[Step]) -> None:
     if ended is None:
         return
     if failure is None:
-        deployment.say(step.kind, ended.message)
-    raise ended.at(host=deployment.target.name, phase=step.kind, state=deployment.left)
+        deployment.frame.say(step.kind, ended.message)
+    raise ended.at(host=deployment.target.name, phase=step.kind, state=deployment.hold.left)
 
 
 def _check_ahead(deployment: Deployment, steps: Sequence[Step]) -> None:
@@ -391,7 +428,7 @@ def _check_ahead(deployment: Deployment, steps: Sequence[Step]) -> None:
                 resolve_prompt(step.prompt or deployment.target.service.health.prompt)
             except OpsError as error:
                 raise error.at(
-                    host=deployment.target.name, phase="smoke", state=deployment.state_left
+                    host=deployment.target.name, phase="smoke", state=deployment.frame.state_left
                 ) from None
 
 
@@ -399,8 +436,14 @@ def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) 
     """Run the failure steps. Each is tried even when an earlier one failed; its own failure is added as a detail."""
     final = error
     member = deployment.member
+    lost = None if isinstance(error, UnreachableError) else deployment.hold.lost()
+    if lost is not None:
+        final = _not_ours(deployment, error, lost)
+        if member is None:
+            return final
     if member is not None:
         deployment.worth_explaining = any(member.share_left("explain", deployment.worth_explaining))
+    unreached: list[str] = []
     for step in playbook.on_failure if deployment.worth_explaining else ():
         failed: OpsError | None = None
         try:
@@ -411,14 +454,30 @@ def _after_failure(deployment: Deployment, playbook: Playbook, error: OpsError) 
             final = rolled_back
         except OpsError as another:
             failed = another
-            final.details = (*final.details, f"{step.kind} failed too: {another.message}")
+            if isinstance(error, UnreachableError) and isinstance(another, UnreachableError):
+                unreached.append(step.kind)
+            else:
+                final.details = (*final.details, f"{step.kind} failed too: {another.message}")
         if member is not None:
             member.end_step(step.kind, failed)
+    if unreached:
+        final.details = (*final.details, f"not done, for the connection is gone: {', '.join(unreached)}")
     if member is not None and deployment.worth_explaining:
         name_the_first(member, final, deployment)
-    if deployment.changed:
-        final.state = deployment.left
+    if deployment.changed and lost is None and not (deployment.operated and final.state):
+        final.state = deployment.hold.left
     return final
+
+
+def _not_ours(deployment: Deployment, error: OpsError, lost: LockLost) -> OpsError:
+    """What failed under a lock that somebody else has by now: theirs to judge, and nothing is touched or explained."""
+    if isinstance(error, LockLost):
+        error.state = lost.state
+        error.details = (*error.details, *(line for line in lost.details if line not in error.details))
+        return error
+    deployment.frame.failure = lost
+    lost.details = (*lost.details, f"seen before that was noticed: {error.message}")
+    return lost.at(host=deployment.target.name, phase=error.phase)
 
 
 def _perform(deployment: Deployment, step: Step) -> None:
@@ -430,7 +489,7 @@ def _perform(deployment: Deployment, step: Step) -> None:
         raise
     except Exception as error:
         raise internal_error(
-            error, host=deployment.target.name, phase=step.kind, state=deployment.state_left
+            error, host=deployment.target.name, phase=step.kind, state=deployment.frame.state_left
         ) from error
 
 
@@ -442,8 +501,7 @@ def _outcome(deployment: Deployment, error: OpsError | None) -> Outcome:
     if error is not None:
         return Outcome.FAILED
     if deployment.activation is not None and deployment.activation.reason != "validate":
-        return Outcome.ROLLED_BACK if deployment.activation.reason == "rollback" else Outcome.DEPLOYED
+        return Outcome.RESTORED if deployment.activation.reason == "rollback" else Outcome.DEPLOYED
     if deployment.operated and not deployment.checks:
         return Outcome.DONE
-    unchanged = deployment.plan is not None and deployment.plan.empty
-    return Outcome.UNCHANGED if unchanged else Outcome.PASSED
+    return Outcome.UNCHANGED if deployment.settled else Outcome.PASSED

@@ -7,12 +7,12 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from ddtree_ops.errors import DeadlineError, Inconclusive, RemoteError, UsageError
+from ddtree_ops.errors import DeadlineError, Inconclusive, NotDeployed, RemoteError, UsageError
 from ddtree_ops.remote.session import Completed, Reply, Request, Session, Stream
 from ddtree_ops.secret import redact
 from ddtree_ops.service.ending import Drain, Ending, EndingKind
@@ -37,33 +37,35 @@ _START_DEADLINE = 180.0
 _LONGEST_STOP = 24 * 3600.0
 _PRIVATE = "/run/ddtree-ops"
 
-_LISTENERS = r"""
-import json, os, re, sys
-port, found = int(sys.argv[1]), {}
-for name in ("tcp", "tcp6"):
-    try:
-        rows = open("/proc/net/" + name).read().splitlines()[1:]
-    except OSError:
-        continue
-    for row in rows:
-        words = row.split()
-        address, _, number = words[1].rpartition(":")
-        if words[3] == "0A" and int(number, 16) == port:
-            raw = bytes.fromhex(address)
-            raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4)) if sys.byteorder == "little" else raw
-            found[words[9]] = {"raw": raw.hex(), "uid": int(words[7]), "pids": []}
-for pid in filter(str.isdigit, os.listdir("/proc")) if found else ():
-    try:
-        for name in os.listdir("/proc/%s/fd" % pid):
-            match = re.match(r"socket:\[(\d+)\]", os.readlink("/proc/%s/fd/%s" % (pid, name)))
-            if match and match.group(1) in found:
-                comm = open("/proc/%s/comm" % pid, errors="replace").read().strip()
-                group = open("/proc/%s/cgroup" % pid, errors="replace").read()
-                found[match.group(1)]["pids"].append([int(pid), comm, group])
-                break
-    except OSError:
-        continue
-print(json.dumps(list(found.values())))
+_LISTENERS = rb"""
+import os, re, sys
+def answer(port, start):
+    found = {}
+    for name in ("tcp", "tcp6"):
+        try:
+            rows = open("/proc/net/" + name).read().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            address, _, number = words[1].rpartition(":")
+            if words[3] == "0A" and int(number, 16) == port:
+                raw = bytes.fromhex(address)
+                if sys.byteorder == "little":
+                    raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+                found[words[9]] = {"raw": raw.hex(), "uid": int(words[7]), "pids": []}
+    for pid in filter(str.isdigit, os.listdir("/proc")) if found else ():
+        try:
+            for name in os.listdir("/proc/%s/fd" % pid):
+                match = re.match(r"socket:\[(\d+)\]", os.readlink("/proc/%s/fd/%s" % (pid, name)))
+                if match and match.group(1) in found:
+                    comm = open("/proc/%s/comm" % pid, errors="replace").read().strip()
+                    group = open("/proc/%s/cgroup" % pid, errors="replace").read()
+                    found[match.group(1)]["pids"].append([int(pid), comm, group])
+                    break
+        except OSError:
+            continue
+    return list(found.values())
 """
 
 
@@ -92,6 +94,7 @@ class StopReport:
     :param ending: how the run ended: drained, cut off, or timed out in a drain that never ended.
     :param looping: no process was left to stop, systemd was waiting to restart a crashed one; ``ending`` is that crash.
     :param killed_after: seconds after which we ended the drain by SIGKILL, or None.
+    :param without_head: the run (InvocationID) of a further node that ended by itself as its head was stopped before it.
     """
 
     changed: bool
@@ -101,9 +104,18 @@ class StopReport:
     entries: tuple[Entry, ...] = ()
     looping: bool = False
     killed_after: float | None = None
+    without_head: str = ""
+
+    @property
+    def planned_end(self) -> str:
+        """The run that ended because somebody asked for it; empty: none did."""
+        planned = self.changed and self.ending.planned
+        return self.without_head or (self.state.invocation_id if planned else "")
 
     def describe(self) -> str:
         """One line for people."""
+        if self.without_head:
+            return "stopped after the head, without which this node ends by itself: planned"
         if not self.changed:
             return f"nothing to stop: {self.state.describe()}"
         if self.looping:
@@ -238,20 +250,13 @@ class UnitControl:
     """One unit on one host. Stateless: every method asks the host.
 
     :param unit: full unit name (``sglang-k26-ddtree.service``).
+    :param writer: the command that writes this unit, for hints; left out: ``ddtree-ops deploy`` of the host.
     """
 
-    def __init__(self, session: Session, unit: str) -> None:
+    def __init__(self, session: Session, unit: str, *, writer: str = "") -> None:
         self.session = session
         self.unit = unit
-
-    def _batch(self, requests: Sequence[Request], *, deadline: float = 60.0) -> list[Reply]:
-        """All replies; the first failed request is raised."""
-        replies: list[Reply] = []
-        for reply in self.session.batch(requests, deadline=deadline):
-            if isinstance(reply, Exception):
-                raise reply
-            replies.append(reply)
-        return replies
+        self.writer = writer or f"ddtree-ops deploy {session.host}"
 
     def _completed(self, request: Request, reply: Reply) -> Completed:
         size = int(reply.values["stdout"])
@@ -264,7 +269,7 @@ class UnitControl:
         )
 
     def _commands(self, *requests: Request, deadline: float = 60.0) -> list[Completed]:
-        replies = self._batch(requests, deadline=deadline)
+        replies = self.session.ask(requests, deadline=deadline)
         return [self._completed(request, reply) for request, reply in zip(requests, replies, strict=True)]
 
     def _state(self, shown: Completed) -> UnitState:
@@ -303,7 +308,7 @@ class UnitControl:
             command,
             Request("remove_tree", {"path": folder, "below": _PRIVATE}),
         ]
-        done = self._completed(command, self._batch(requests)[1])
+        done = self._completed(command, self.session.ask(requests)[1])
         if done.rc == 127:
             raise RemoteError(
                 "systemd-analyze is missing",
@@ -321,7 +326,7 @@ class UnitControl:
 
         :raises RemoteError: systemd cannot load the unit, or takes it from another file.
         """
-        written, shown = self._batch(
+        written, shown = self.session.ask(
             [Request("write_file", {"path": path, "mode": mode}, text.encode()), _show(self.unit)]
         )
         changed = bool(written.values["changed"])
@@ -552,11 +557,11 @@ class UnitControl:
     def _need_loaded(self, state: UnitState, phase: str) -> None:
         if state.loaded:
             return
-        hint = "ddtree-ops deploy writes it; check the unit name in the inventory"
+        if not state.exists:
+            raise NotDeployed(self.unit, self.session.host, acting=True, hint=self.writer)
+        hint = f"systemd-analyze verify {state.fragment_path or self.unit}"
         if state.load_state == "masked":
             hint = f"systemctl unmask {self.unit}"
-        elif state.exists:
-            hint = f"systemd-analyze verify {state.fragment_path or self.unit}"
         raise RemoteError(
             state.describe(), host=self.session.host, phase=phase, state="nothing was changed", hint=hint
         )
@@ -607,6 +612,8 @@ class UnitControl:
         known = self.invocations()
         place = 0 if which == "current" else 1
         if len(known) <= place:
+            if not known and not self.state().exists:
+                raise NotDeployed(self.unit, self.session.host, hint=self.writer)
             raise Inconclusive(
                 f"no {which} run of {self.unit} is known to systemd or the journal",
                 host=self.session.host,
@@ -736,9 +743,7 @@ class UnitControl:
                 host=self.session.host,
                 phase="journal",
                 details=(state.describe(),) if state.exists else (),
-                hint=f"ddtree-ops logs {self.session.host} --invocation all"
-                if state.exists
-                else f"ddtree-ops deploy {self.session.host}",
+                hint=f"ddtree-ops logs {self.session.host} --invocation all" if state.exists else self.writer,
             ) from None
 
     def port_owner(self, port: int, address: str | None = None) -> tuple[PortOwner, ...]:
@@ -747,10 +752,10 @@ class UnitControl:
         :param address: only listeners that a connection to this IP address would reach, or that keep a server from
             binding it: those on the address itself and on the wildcard ones. Left out: all.
 
-        Read from ``/proc`` by a small program that the host's Python runs: ``ss`` is not everywhere, and does not
+        Read from ``/proc`` by a small program that the agent runs: ``ss`` is not everywhere, and does not
         say which unit a process belongs to.
 
-        :raises RemoteError: the program could not run.
+        :raises RemoteError: the program failed.
         """
         if not 0 < port < 65536:
             raise UsageError(f"{port} is not a port")
@@ -759,18 +764,9 @@ class UnitControl:
                 ipaddress.ip_address(address)
             except ValueError:
                 raise UsageError(f"{address!r} is not an IP address") from None
-        python = str(self.session.facts.get("executable") or "python3")
-        done = self.session.run([python, "-I", "-S", "-c", _LISTENERS, str(port)], deadline=30.0)
-        if done.rc != 0:
-            raise RemoteError(
-                f"could not see who listens on port {port}",
-                host=self.session.host,
-                phase="port",
-                hint=f"ss -ltnp 'sport = :{port}' on the host",
-                details=_lines(done.stderr),
-            )
+        reply = self.session.request("program", {"name": "listeners", "given": port}, data=_LISTENERS)
         return tuple(
-            owner for owner in _owners(done.text) if address is None or _reaches(owner.address, address)
+            owner for owner in _owners(reply.data) if address is None or _reaches(owner.address, address)
         )
 
 
@@ -781,9 +777,9 @@ def _reaches(listening: str, address: str) -> bool:
     return here == wanted or here.is_unspecified or wanted.is_unspecified
 
 
-def _owners(text: str) -> tuple[PortOwner, ...]:
+def _owners(answer: bytes) -> tuple[PortOwner, ...]:
     owners: list[PortOwner] = []
-    for found in json.loads(text):
+    for found in json.loads(answer):
         address = str(ipaddress.ip_address(bytes.fromhex(found["raw"])))
         for pid, command, group in found["pids"] or [(0, "", "")]:
             parts = [part for line in group.splitlines() for part in line.split(":", 2)[-1].split("/")]

@@ -355,7 +355,8 @@ class SearchResult:
         """One line: how many entries from when to when, and what is known to be missing."""
         text = (
             f"searched {self.searched} journal entries from {self.first.isoformat(' ', 'seconds')} "
-            f"to {self.last.isoformat(' ', 'seconds')}: {len(self.matches)} match"
+            f"to {self.last.isoformat(' ', 'seconds')}: "
+            + (f"{len(self.matches)} match" if self.matches else "none matches")
         )
         if self.suppressed:
             text += (

@@ -73,6 +73,13 @@ class Layout:
         """Folder of the service's secrets: files that root alone can read."""
         return f"{self.service_dir}/secrets"
 
+    def kept_unit(self, sha256: str) -> str:
+        """Path, without its ending, of a unit file that was installed (``.service``) and its settings (``.json``).
+
+        :param sha256: of the unit file, 64 hex digits.
+        """
+        return f"{self.service_dir}/units/{sha256}"
+
     @property
     def pycache(self) -> str:
         """Folder for byte code, kept outside the read-only releases."""

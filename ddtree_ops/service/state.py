@@ -137,7 +137,11 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class UnitState:
-    """One sample of a unit. Times are UTC with whole seconds, sizes bytes; None: systemd did not say."""
+    """One sample of a unit. Times are UTC with whole seconds, sizes bytes; None: systemd did not say.
+
+    :param drop_in_paths: drop-ins that systemd has read; ``unread_drop_ins``: those that the next daemon-reload makes
+        it read, where somebody looked.
+    """
 
     id: str
     load_state: str
@@ -162,6 +166,7 @@ class UnitState:
     memory_current: int | None
     tasks_current: int | None
     job: int | None
+    unread_drop_ins: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -197,6 +202,7 @@ class UnitState:
             memory_current=_integer(mapping.get("MemoryCurrent")),
             tasks_current=_integer(mapping.get("TasksCurrent")),
             job=_integer(mapping.get("Job")) or None,
+            unread_drop_ins=tuple(mapping.get("DropInsUnread", "").splitlines()),
             properties=dict(mapping),
         )
 

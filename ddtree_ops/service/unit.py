@@ -191,9 +191,13 @@ def _environment(service: Service, layout: Layout) -> dict[str, str]:
                 f"service {service.name or service.unit}: environment.{name} is set by ddtree-ops",
                 hint="PYTHONPATH is what makes the release shadow the venv's sglang; remove the key",
             )
-    for path, what in ((layout.root, "deploy_root"), (service.venv, "venv")):
+    for path, what in ((layout.root, "deploy_root"), (layout.unit, "unit"), (service.venv, "venv")):
         if ":" in path:
             raise ConfigError(f"{what} {path!r}: a colon would split PYTHONPATH or PATH")
+    if set(layout.root) & set("$\\\"'\n"):
+        raise ConfigError(
+            f"deploy_root {layout.root!r}: systemd misreads $, \\ and quotes in transient units"
+        )
     return {
         "PYTHONPATH": layout.current,
         "PYTHONPYCACHEPREFIX": layout.pycache,

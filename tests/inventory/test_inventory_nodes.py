@@ -27,9 +27,9 @@ services:
     args: {trust-remote-code: true}
   small: {unit: small.service, port: 30002, bind: 0.0.0.0}
 hosts:
-  n0: {address: 10.0.0.1, cluster_address: 192.168.0.1, services: [big, small]}
-  n1: {address: 10.0.0.2, services: [big]}
-  n2: {address: 10.0.0.3, services: [small]}
+  n0: {address: 192.0.2.1, cluster_address: 192.0.2.11, services: [big, small]}
+  n1: {address: 192.0.2.2, services: [big]}
+  n2: {address: 192.0.2.3, services: [small]}
 groups:
   all-big: [n0, n1]
 routers:
@@ -56,14 +56,14 @@ def test_the_flags_of_each_node(tmp_path: Path) -> None:
     assert [str(target.node) for target in targets] == ["node 0 of 2", "node 1 of 2"]
     words = [" ".join(launch_argv(target.service, target.node)) for target in targets]
     for rank in (0, 1):
-        assert f"--tp-size 16 --nnodes 2 --node-rank {rank} --dist-init-addr 192.168.0.1:20000" in words[rank]
+        assert f"--tp-size 16 --nnodes 2 --node-rank {rank} --dist-init-addr 192.0.2.11:20000" in words[rank]
     assert [target.local_gpus for target in targets] == [8, 8]
     (small,) = select(load(tmp_path), ["n2"])
     assert small.node is None and "--nnodes" not in launch_argv(small.service, small.node)
 
 
 def test_an_ipv6_head_is_written_in_brackets(tmp_path: Path) -> None:
-    (target, _) = select(load(tmp_path, "192.168.0.1", "fd00::1"), ["n0/big"])
+    (target, _) = select(load(tmp_path, "192.0.2.11", "fd00::1"), ["n0/big"])
     assert target.node is not None and target.node.head == "[fd00::1]:20000"
 
 
@@ -75,10 +75,10 @@ def test_an_ipv6_head_is_written_in_brackets(tmp_path: Path) -> None:
         ("[n0, n1]}", "[n0, n1, n1]}", "n1 is listed twice"),
         ("[n0, n1]}", "[n0]}", "services.big.nodes.hosts: one host alone needs no nodes"),
         ("tensor_parallel: 16", "tensor_parallel: 15", "15 GPUs in all cannot be spread evenly over 2 nodes"),
-        ("address: 10.0.0.1, cluster_address: 192.168.0.1,", "", "do not know where to find its head"),
+        ("address: 192.0.2.1, cluster_address: 192.0.2.11,", "", "do not know where to find its head"),
         (
-            "0.2, services: [big]",
-            "0.2, services: {big: {args: {page-size: 1}}}",
+            "2.2, services: [big]",
+            "2.2, services: {big: {args: {page-size: 1}}}",
             "must be the same on every node of big",
         ),
         ("{trust-remote-code: true}", "{node-rank: 1}", "use the field nodes of the service"),
@@ -124,7 +124,7 @@ def test_setting_the_nodes_to_others_is_refused(tmp_path: Path) -> None:
 def test_where_a_router_finds_its_workers(tmp_path: Path) -> None:
     inventory = load(tmp_path)
     found = workers(inventory, find_router(inventory, "front"))
-    assert [worker.url for worker in found] == ["http://192.168.0.1:30002", "http://127.0.0.1:30002"]
+    assert [worker.url for worker in found] == ["http://192.0.2.11:30002", "http://127.0.0.1:30002"]
     (head,) = workers(inventory, inventory.routers["big"])
     assert (head.name, head.url) == ("n0/big", "http://127.0.0.1:30001"), (
         "only the head of a service over hosts"
@@ -136,7 +136,7 @@ def test_where_a_router_finds_its_workers(tmp_path: Path) -> None:
 
 
 def test_a_worker_on_one_address_is_reached_there(tmp_path: Path) -> None:
-    inventory = load(tmp_path, "30002, bind: 0.0.0.0", "30002, bind: 10.7.7.7")
+    inventory = load(tmp_path, "30002, bind: 0.0.0.0", "30002, bind: 198.51.100.7")
     assert {worker.url for worker in workers(inventory, inventory.routers["front"])} == {
-        "http://10.7.7.7:30002"
+        "http://198.51.100.7:30002"
     }

@@ -12,7 +12,7 @@ import pytest
 
 from ddtree_ops import launchflags
 from ddtree_ops.launchflags import ARGS_PATH, FlagsError, FlagSet, human_readable_int, read_flags
-from ddtree_ops.lint import facts_of, runtime
+from ddtree_ops.lint import RuntimeFacts, facts_of, lint, runtime
 from ddtree_ops.runtime import Bundle
 
 SOURCE = """
@@ -84,6 +84,28 @@ def test_what_is_read_of_a_source():
     assert by_name["--dynamic"].choices is None, "only running the file would tell"
     assert by_name["--json"].convert("[1]") == [1]
     assert flags.defaults == {"size": 4, "names": []}
+
+
+def test_flags_that_the_class_adds_elsewhere_are_read_and_names_that_are_computed_are_known_to_be_there():
+    assert read_flags(SOURCE, read).partial, "computed() is the name of one"
+    plain = SOURCE.replace("        parser.add_argument(computed(), type=int)\n", "")
+    assert not read_flags(plain, read).partial
+    moved = plain.replace(
+        "def add_cli_args(parser):",
+        "def add_cli_args(parser):\n        ServerArgs._add(parser)\n\n    @staticmethod\n    def _add(parser):",
+        1,
+    )
+    assert read_flags(moved, read).options == read_flags(plain, read).options
+    other = read_flags(plain + "\n    def unused(parser):\n        parser.add_argument('--never')\n", read)
+    assert other.find("--never") is None
+    assert FlagSet.from_json(json.loads(json.dumps(read_flags(SOURCE, read).to_json()))).partial
+
+
+def test_a_flag_that_may_be_one_of_those_that_cannot_be_read_is_not_refused(make_target):
+    target = make_target({"service": {"args": {"nobody-knows": 1}, "speculative": None}})
+    for source, severity in ((SOURCE, "warn"), (SOURCE.replace("computed()", '"--x"'), "error")):
+        found = lint(target, RuntimeFacts(read_flags(source, read)))
+        assert [one.severity for one in found if one.path[-1] == "nobody-knows"] == [severity]
 
 
 def test_without_the_rest_of_the_tree_choices_that_stand_there_are_open():

@@ -235,6 +235,27 @@ def test_exit_codes(words: list[str], code: int, text: str):
     assert text in done.output
 
 
+def test_no_host_is_contacted_and_no_process_started(monkeypatch: pytest.MonkeyPatch):
+    """Not even a name is looked up: what can be known must be known on a train."""
+
+    def refuse(*words: Any, **options: Any) -> Any:
+        raise AssertionError(f"lint went to the network: {words}")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(f"socket.socket.{name}", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("subprocess.Popen.__init__", refuse)
+    done = run(
+        "-i",
+        "lab",
+        "--set",
+        "args.mem-fraction-statik=0.8",
+        "--set",
+        "secrets.HF_TOKEN.command=[cat, /dev/null]",
+    )
+    assert done.exit_code == 78 and "did you mean mem-fraction-static?" in done.output, done.output
+
+
 def test_no_host_is_no_pass():
     with pytest.raises(Exception, match="no host or group matches"):
         CliRunner().invoke(app, ["lint", "-i", "lab", "nowhere"], catch_exceptions=False)

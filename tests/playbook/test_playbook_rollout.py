@@ -134,11 +134,11 @@ defaults: {service: {venv: /v, model: /m, runtime: r}}
 runtimes: {r: {}}
 services:
   one: {unit: one.service, port: 1001}
-  wide: {unit: wide.service, port: 1002, tensor_parallel: 2, nodes: {hosts: [c, a], address: 10.0.0.3}}
+  wide: {unit: wide.service, port: 1002, tensor_parallel: 2, nodes: {hosts: [c, a], address: 192.0.2.3}}
 hosts:
-  a: {address: 10.0.0.1, services: [wide, one]}
-  b: {address: 10.0.0.2, services: [one]}
-  c: {address: 10.0.0.3, services: [wide]}
+  a: {address: 192.0.2.1, services: [wide, one]}
+  b: {address: 192.0.2.2, services: [one]}
+  c: {address: 192.0.2.3, services: [wide]}
 """
 
 

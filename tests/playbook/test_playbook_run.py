@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ddtree_ops.deploy.deployment import Outcome, Result
+from ddtree_ops.deploy.guard import Safety
+from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.errors import ExitCode, Inconclusive, Interrupted, UnreachableError
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.playbook.models import Plain, Playbook
 from ddtree_ops.playbook.rollout import Rollout, rollout_of
-from ddtree_ops.playbook.run import exit_code, run_playbook
+from ddtree_ops.playbook.run import _interruption, exit_code, run_playbook
 from ddtree_ops.remote import connect_local
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import RUN_END, Event, EventKind
@@ -156,6 +158,22 @@ def test_no_more_hosts_are_under_way_than_asked_for(desk: Desk, tmp_path: Path) 
     assert max(most) == 2
 
 
+@pytest.mark.parametrize("trouble", [BrokenPipeError("nobody reads"), ZeroDivisionError("ours")])
+def test_a_display_that_fails_fails_no_host(desk: Desk, tmp_path: Path, trouble: Exception) -> None:
+    real = desk.report
+
+    def report(event: Event) -> None:
+        real(event)
+        if event.host in ("a", "gone"):
+            raise trouble
+
+    desk.report = report  # type: ignore[method-assign]
+    results = desk.run(_targets(tmp_path, "a b gone"))
+    assert _outcomes(results) == {"a": "passed", "b": "passed", "gone": "failed"}
+    assert exit_code(results) is ExitCode.UNREACHABLE
+    assert results[2].error is not None and "refused the connection" in results[2].error.message
+
+
 def test_ctrl_c_leaves_what_was_not_started_as_skipped_and_interrupted(desk: Desk, tmp_path: Path) -> None:
     targets = _targets(tmp_path, "a b")
     real = desk.report
@@ -169,5 +187,31 @@ def test_ctrl_c_leaves_what_was_not_started_as_skipped_and_interrupted(desk: Des
     results = desk.run(targets, rollout_of(serial="1"))
     assert _outcomes(results) == {"a": "passed", "b": "skipped"}
     assert isinstance(results[1].error, Interrupted)
+    assert results[1].error.hint == "run the same command again", "there is nothing to mend"
     assert exit_code(results) is ExitCode.INTERRUPTED
     assert Outcome.SKIPPED.value == "skipped"
+
+
+@pytest.mark.parametrize(("canary", "told"), [(1, False), (2, True), (9, True)])
+def test_a_canary_of_all_hosts_is_told(tmp_path, canary, told):
+    desk = Desk()
+    desk.run(_targets(tmp_path, "gone1 gone2"), rollout_of(canary=canary))
+    assert any("nothing comes after it" in event.message for event in desk.events) is told
+
+
+def test_an_interrupted_command_is_told_with_its_options():
+    def left(changed: bool, command: str = "deploy", switched: str = "") -> str:
+        safety = Safety(command=command, again=f"ddtree-ops {command} {{host}} --set a=1")
+        deployment = SimpleNamespace(
+            target=SimpleNamespace(host=SimpleNamespace(name="h"), name="h"),
+            hold=SimpleNamespace(safety=safety, left=""),
+            frame=SimpleNamespace(step="wait"),
+            activation=SimpleNamespace(id=switched) if switched else None,
+            next_step="",
+            changed=changed,
+        )
+        return _interruption(deployment).hint  # type: ignore[arg-type]
+
+    assert left(False) == "ddtree-ops deploy h --set a=1"
+    assert left(True).startswith("ddtree-ops deploy h --set a=1   (goes on")
+    assert left(True, "rollback", "ID").startswith("ddtree-ops rollback h --to ID   (")

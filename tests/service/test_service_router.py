@@ -12,8 +12,8 @@ from ddtree_ops.inventory.models import Host, Router
 from ddtree_ops.service.router import launch_router_argv, render_router_unit
 from ddtree_ops.service.unitfile import exec_start_of
 
-URLS = ["http://10.0.0.1:30001", "http://[fd00::2]:30001"]
-HOST = Host(name="gpu1", address="10.0.0.1")
+URLS = ["http://192.0.2.1:30001", "http://[fd00::2]:30001"]
+HOST = Host(name="gpu1", address="192.0.2.1")
 
 
 def router(**more: object) -> Router:
@@ -26,7 +26,7 @@ def test_the_command_line() -> None:
         router(args={"log-level": "warn", "dp-aware": True, "api": False}), URLS, with_key=False
     )
     assert shlex.join(words) == (
-        "/opt/router/bin/python -m sglang_router.launch_router --worker-urls http://10.0.0.1:30001 "
+        "/opt/router/bin/python -m sglang_router.launch_router --worker-urls http://192.0.2.1:30001 "
         "'http://[fd00::2]:30001' --host 127.0.0.1 --port 30000 --policy cache_aware --prometheus-host 127.0.0.1 "
         "--prometheus-port 29000 --health-check-interval-secs 10 --log-level warn --dp-aware"
     )

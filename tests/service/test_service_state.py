@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +163,32 @@ def test_span(text: str, seconds: float) -> None:
 def test_no_span(text: str) -> None:
     with pytest.raises(ValueError):
         parse_span(text)
+
+
+def test_drop_ins_that_systemd_has_not_read_are_found_on_disk(tmp_path: Path) -> None:
+    def write(path: str, text: str = "[Service]\n") -> str:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return str(file)
+
+    expected = [
+        write("etc/sglang-a-b.service.d/own.conf"),
+        write("run/sglang-a-.service.d/prefix.conf"),
+        write("lib/sglang-.service.d/stem.conf"),
+        write("lib/service.d/kind.conf"),
+    ]
+    write("lib/sglang-a-b.service.d/own.conf")
+    write("etc/sglang-a-b.service.d/note.txt")
+    write("etc/sglang-a.service.d/other-unit.conf")
+    write("etc/sglang-a-b.service.d/empty.conf", "")
+    write("lib/service.d/empty.conf")
+    (tmp_path / "etc/service.d").mkdir()
+    (tmp_path / "etc/service.d/off.conf").symlink_to("/dev/null")
+    write("lib/service.d/off.conf")
+    folders = [str(tmp_path / name) for name in ("etc", "run", "lib")]
+    assert agent.unread_drop_ins("sglang-a-b.service", [], folders) == sorted(expected)
+    (tmp_path / "link").symlink_to(tmp_path / "etc")
+    read = [str(tmp_path / "link/sglang-a-b.service.d/own.conf"), *expected[2:]]
+    assert agent.unread_drop_ins("sglang-a-b.service", read, folders) == [expected[1]]
+    assert state(DropInsUnread="/a.conf\n/b.conf").unread_drop_ins == ("/a.conf", "/b.conf")

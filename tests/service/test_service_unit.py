@@ -106,6 +106,7 @@ def test_layout() -> None:
         ({"venv": "/root/$venv"}, "cannot run a path"),
         ({"venv": "/root/ve'nv"}, "cannot run a path"),
         ({"venv": "/root/a:b"}, "colon"),
+        ({"unit": "a:b.service"}, "unit 'a:b.service': a colon"),
         ({"user": "root\nExecStartPre=/bin/true"}, "not a user name"),
         ({"health": {"stop_timeout": 0}}, "no limit"),
         ({"restart": {"burst": 3, "delay": 10, "interval": 30}}, "loop for ever"),
@@ -309,3 +310,10 @@ def test_the_process_gets_exactly_these_words(
     found = dict(item.split("=", 1) for item in variables.decode().split("\0") if item)
     wanted = {"PYTHONPATH": Layout.of(made).current, "HOME": "/root", **environment}
     assert {name: found.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("root", ["/opt/$x", "/opt/a'b", '/opt/a"b', "/opt/a\\b", "/opt/a\nb", "/opt/a:b"])
+def test_roots_that_a_transient_unit_cannot_name_are_refused(root: str) -> None:
+    with pytest.raises(ConfigError, match="deploy_root"):
+        render_unit(target(service(), deploy_root=root))
+    assert render_unit(target(service(), deploy_root="/opt/a b 100%n"))
