@@ -1,3 +1,4 @@
+# make setup     a virtual environment with everything for development
 # make demo      set everything up and show the main job on lab hosts
 # make test      set up, lint, run all tests
 # make lint      ruff, mypy, layers
@@ -18,6 +19,7 @@ help:
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing ddtree-ops and what it needs into $(VENV) with pip; the first time this takes a minute or more"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
 
@@ -31,7 +33,7 @@ demo:
 test:
 	@PYTHON=$(PYTHON) sh tools/system-packages.sh test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@
     ├── HealthTimeout            exit 3   not ready in time
     ├── CheckFailed              exit 5   a check or a fatal signature failed
     ├── Inconclusive             exit 8   no data: never a pass
+    │   └── NotDeployed                   nothing was ever deployed there; exit 1 where it was to be acted on
     ├── LockHeld                 exit 6   another deployment holds the service
     │   └── LockLost                      our own lock was broken, or ran out
     ├── RolledBack               exit 7   failed, and the last good release serves again
@@ -45,6 +46,7 @@ __all__ = [
     "LabError",
     "LockHeld",
     "LockLost",
+    "NotDeployed",
     "OpsError",
     "PatchError",
     "PreflightError",
@@ -193,6 +195,24 @@ class Inconclusive(OpsError):
     """There was no data to judge by: never a pass."""
 
     exit_code = ExitCode.INCONCLUSIVE
+
+
+class NotDeployed(Inconclusive):
+    """Nothing was ever deployed on the host: there is nothing to look at, or to act on.
+
+    :param acting: something was to be done, not only looked at: exit code 1.
+    :param hint: the command that deploys it.
+    """
+
+    def __init__(self, unit: str, host: str, *, acting: bool = False, hint: str = "") -> None:
+        super().__init__(
+            f"nothing deployed: {unit} does not exist on {host}",
+            host=host,
+            state="nothing was changed",
+            hint=hint or f"ddtree-ops deploy {host}",
+        )
+        if acting:
+            self.exit_code = ExitCode.ERROR
 
 
 class LockHeld(OpsError):

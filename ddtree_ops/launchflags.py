@@ -125,11 +125,13 @@ class FlagSet:
     """The flags of a runtime.
 
     :param prog: program name that its usage message shows.
+    :param partial: there are more, whose names only running the file would tell.
     :param defaults: of the fields of ``ServerArgs``; empty once read back from JSON.
     """
 
     flags: tuple[Flag, ...]
     prog: str = ""
+    partial: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def find(self, option: str) -> Flag | None:
@@ -192,6 +194,7 @@ class FlagSet:
         """JSON-serialisable form, read back by :meth:`from_json`."""
         return {
             "prog": self.prog,
+            "partial": self.partial,
             "flags": [
                 {
                     name: list(value) if isinstance(value, tuple) else value
@@ -217,7 +220,7 @@ class FlagSet:
             flags.append(Flag(**known))
         if not flags:
             raise ValueError("no flags")
-        return cls(tuple(flags), str(value["prog"]))
+        return cls(tuple(flags), str(value["prog"]), bool(value["partial"]))
 
 
 def read_flags(source: str, read: Read | None = None) -> FlagSet:
@@ -239,7 +242,7 @@ def read_flags(source: str, read: Read | None = None) -> FlagSet:
     if not flags:
         raise FlagsError(f"{ARGS_PATH} has no add_argument calls in {_CLASS}.{_METHOD}: not a file we know")
     prog = "".join(re.findall(r'ArgumentParser\(prog="([^"]+)"', source)[:1]) or "launch_server.py"
-    return FlagSet(flags, prog, reader.defaults)
+    return FlagSet(flags, prog, any(map(reader.nameless, reader.calls)), reader.defaults)
 
 
 class _Unreadable(Exception):
@@ -266,15 +269,21 @@ class _Reader:
                 self._read_class(node)
 
     def _read_class(self, node: ast.ClassDef) -> None:
+        methods = {member.name: member for member in node.body if isinstance(member, ast.FunctionDef)}
         for member in node.body:
             if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
                 self.defaults[member.target.id] = self.value(member.value)
-            elif isinstance(member, ast.FunctionDef) and member.name == _METHOD:
-                for inner in ast.walk(member):
-                    if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
-                        self.names.setdefault(inner.targets[0].id, self.value(inner.value))
-                    elif isinstance(inner, ast.Call) and getattr(inner.func, "attr", "") == "add_argument":
+        todo = [_METHOD]
+        for name in todo:
+            for inner in ast.walk(methods[name]) if name in methods else ():
+                if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+                    self.names.setdefault(inner.targets[0].id, self.value(inner.value))
+                elif isinstance(inner, ast.Call):
+                    called = getattr(inner.func, "attr", "")
+                    if called == "add_argument":
                         self.calls.append(inner)
+                    elif called in methods and called not in todo:
+                        todo.append(called)
         self.calls.sort(key=lambda call: call.lineno)
 
     def value(self, node: ast.expr | None) -> Any:
@@ -347,6 +356,10 @@ class _Reader:
                         self._modules[name] = None
                     break
         return self._modules[name]
+
+    def nameless(self, call: ast.Call) -> bool:
+        """True where only running the file would tell what the call adds."""
+        return not all(isinstance(self.value(name), str) for name in call.args) or not call.args
 
     def flag(self, call: ast.Call) -> Flag | None:
         """The flag of one call; None for a positional, or one whose name cannot be read."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_dir", "config_dir", "lab_dir", "shipped", "state_dir"]
+__all__ = ["INVENTORY_BY_OPTION", "cache_dir", "config_dir", "lab_dir", "shipped", "state_dir"]
 
+INVENTORY_BY_OPTION = "_DDTREE_OPS_INVENTORY_BY_OPTION"
+"""Variable that tells that ``$DDTREE_OPS_INVENTORY`` was not set by the user, but by ``-i`` before the command."""
 _PACKAGE = Path(__file__).resolve().parent
 
 

@@ -19,7 +19,7 @@ from ddtree_ops.checks.signatures import signatures
 from ddtree_ops.checks.speculation import judge_graphs, judge_speculation, summarise_decode
 from ddtree_ops.checks.textquality import judge_text
 from ddtree_ops.diagnose.api import DiagnosisReport
-from ddtree_ops.errors import Inconclusive
+from ddtree_ops.errors import Inconclusive, NotDeployed
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Reporter, Verdict, worst
@@ -232,6 +232,15 @@ def run_smoke(
     if problem is None and not before.running:
         problem = before.describe()
     if problem is not None:
+        if not before.exists and baseline_unit is None:
+            missing = NotDeployed(target.service.unit, host)
+            run.add(
+                CheckResult(
+                    "smoke.stable", Verdict.INCONCLUSIVE, missing.message, host=host, hint=missing.hint
+                )
+            )
+            run.skip("completion", "text", "speculation", "graphs", why="there is no such unit")
+            return SmokeReport(tuple(run.results), None, None, None)
         run.add(_stable(run, before, problem, before, None, 0.0))
         run.skip(
             "completion",
@@ -253,6 +262,7 @@ def run_smoke(
     chat: Chat | None = None
     info: ServerInfo | None = None
     generation: Generation | None = None
+    refused = False
     with EngineClient(session, target, api_key) as engine:
         try:
             model = _served(engine, target)
@@ -285,9 +295,13 @@ def run_smoke(
                 run.add(_stable(run, before, changed, unit, None, 0.0))
                 run.skip("speculation", "graphs", why="the engine died")
                 return _finish(run, before, chat, info)
+            refused = error.status in (401, 403)
     problem, after, samples = run.hold(before, seconds)
     holders = port_holders(run.control, target.service)
     run.add(_stable(run, before, problem, after, holders, seconds, samples))
+    if refused:
+        run.skip("speculation", "graphs", why="the engine answers none of our requests")
+        return _finish(run, before, chat, info)
     decode = summarise_decode(_messages(run, before, cursor))
     run.add(
         judge_speculation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CanaryOption",
+    "ConfirmWithinOption",
+    "Duration",
     "ExcludeOption",
     "Hosts",
     "HostsOrFiles",
@@ -35,12 +38,12 @@ __all__ = [
     "LimitOption",
     "LockWaitOption",
     "MaxFailOption",
+    "NoRollbackOption",
     "ParallelOption",
     "RuntimeOption",
     "SerialOption",
     "ServiceOption",
     "SetOption",
-    "duration_of",
     "err",
     "is_path",
     "leave",
@@ -52,6 +55,8 @@ __all__ = [
     "print_json",
     "rolling",
     "runtime_spec",
+    "safety_of",
+    "same_again",
     "selecting",
     "targets_of",
 ]
@@ -61,6 +66,19 @@ _FILE_ENDINGS = frozenset((".json", ".log", ".txt", ".whl"))
 
 out = Output()
 err = Output(stderr=True)
+
+
+def _duration(text: str) -> float:
+    from ddtree_ops.inventory.models import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Duration = partial(typer.Option, parser=_duration, metavar="DURATION")
+"""An option with a length of time, in seconds: ``90``, ``90s``, ``30m``, ``1h30m``."""
 
 Hosts = Annotated[
     list[str] | None,
@@ -92,12 +110,22 @@ InventoryOption = Annotated[
         help="Inventory; default $DDTREE_OPS_INVENTORY or production.",
     ),
 ]
+NoRollbackOption = Annotated[
+    bool,
+    typer.Option("--no-rollback", help="Leave what failed as it is, for inspection; the host arms nothing."),
+]
+ConfirmWithinOption = Annotated[
+    float | None,
+    Duration(
+        "--confirm-within",
+        help="What passed must be confirmed by ddtree-ops confirm within this time, else the host goes back.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 LockWaitOption = Annotated[
-    str | None,
-    typer.Option(
+    float | None,
+    Duration(
         "--lock-wait",
-        metavar="DURATION",
         help="Wait so long for somebody else's lock, e.g. 30m. Default: not at all.",
     ),
 ]
@@ -290,11 +318,11 @@ def play(
         wanted = load_playbook(playbook_name) if isinstance(playbook_name, str) else playbook_name
         resolve_secrets(targets, only=needed_secrets(wanted))
 
-    import fabric  # noqa: F401  before the threads that connect: from then on they wait for hosts, not for this one
-
     from ddtree_ops.playbook.rollout import first_hosts, rollout_of
     from ddtree_ops.remote.ahead import Ahead
+    from ddtree_ops.remote.lean import import_fabric
 
+    import_fabric()
     rollout = rollout_of(**_rolled.get())
     openers = {target.host.name: partial(open_session, target) for target in targets}
     with Ahead(openers, first_hosts(targets, rollout), parallel=rollout.parallel) as sessions:
@@ -344,8 +372,9 @@ def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T
 
 def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T]) -> list[_T | OpsError]:
     """As :func:`on_all`, over one session a host: services of the same host take turns."""
-    import fabric  # noqa: F401  before the threads that connect
+    from ddtree_ops.remote.lean import import_fabric
 
+    import_fabric()
     hosts: dict[str, list[Target]] = {}
     for target in targets:
         hosts.setdefault(target.host.name, []).append(target)
@@ -394,19 +423,50 @@ def leave(failed: Sequence[OpsError], code: ExitCode | None) -> None:
     raise typer.Exit(int(worst_code(codes if code is None else [*codes, code])))
 
 
-def duration_of(text: str | None, option: str) -> float | None:
-    """Seconds from an option such as ``30m``; None where it was not given.
+def safety_of(
+    command: str,
+    *,
+    no_rollback: bool = False,
+    confirm_within: float | None = None,
+    lock_wait: float | None = None,
+    again: str = "",
+) -> Safety:
+    """How careful a command is, from its options; times in seconds.
 
-    :raises UsageError: it is no duration.
+    :param again: see :func:`same_again`.
+    :raises UsageError: options that contradict each other.
     """
-    if text is None:
-        return None
-    from ddtree_ops.inventory.models import parse_duration
+    from ddtree_ops.deploy.guard import Safety
 
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
+    return Safety.of(
+        command=command,
+        rollback=not no_rollback,
+        confirm_within=confirm_within,
+        lock_wait=lock_wait,
+        again=again,
+    )
+
+
+def same_again(command: str, **given: Any) -> str:
+    """The command that was typed, for one host, to be typed again: ``{host}`` stands where the host goes.
+
+    A value that looks like a secret is left out, with a word in its place.
+
+    :param given: options as the command took them, by their name with ``_`` for ``-``.
+    """
+    from ddtree_ops.secret import is_secret_name, redact
+
+    words = ["ddtree-ops", *command.split(), "{host}"]
+    for name, value in given.items():
+        option = "--" + name.replace("_", "-")
+        for each in value if isinstance(value, list) else [value]:
+            if each is None or each is False:
+                continue
+            key = str(each).partition("=")[0]
+            if option == "--set" and (is_secret_name(key) or redact(str(each)) != str(each)):
+                each = f"{key}=VALUE-NOT-SHOWN"
+            words += [option] if each is True else [option, shlex.quote(str(each))]
+    return " ".join(words)
 
 
 def is_path(word: str) -> bool:

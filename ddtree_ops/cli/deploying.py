@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
 
 from ddtree_ops.cli.common import (
+    ConfirmWithinOption,
     Hosts,
     InventoryOption,
     JsonOption,
     LockWaitOption,
+    NoRollbackOption,
     RuntimeOption,
     ServiceOption,
     SetOption,
-    duration_of,
     play,
     rolling,
+    safety_of,
+    same_again,
     targets_of,
 )
 from ddtree_ops.cli.planning import DetailedOption, FilesOption, show_plans
@@ -39,20 +43,8 @@ def deploy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")] = False,
     files: FilesOption = False,
     detailed_exitcode: DetailedOption = False,
-    no_rollback: Annotated[
-        bool,
-        typer.Option(
-            "--no-rollback", help="Leave what failed as it is, for inspection; the host arms nothing."
-        ),
-    ] = False,
-    confirm_within: Annotated[
-        str | None,
-        typer.Option(
-            "--confirm-within",
-            metavar="DURATION",
-            help="What passed must be confirmed by ddtree-ops confirm within this time, else the host goes back.",
-        ),
-    ] = None,
+    no_rollback: NoRollbackOption = False,
+    confirm_within: ConfirmWithinOption = None,
     lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,13 +54,13 @@ def deploy(
     A second deploy of the same thing changes nothing and says so. Should this client die on the way, the host goes
     back by itself.
     """
-    from ddtree_ops.deploy.guard import Safety
-
-    safety = Safety.of(
-        command="deploy",
-        rollback=not no_rollback,
-        confirm_within=duration_of(confirm_within, "--confirm-within"),
-        lock_wait=duration_of(lock_wait, "--lock-wait"),
+    again = same_again("deploy", service=service, runtime=runtime, set=settings, no_rollback=no_rollback)
+    safety = safety_of(
+        "deploy",
+        no_rollback=no_rollback,
+        confirm_within=confirm_within,
+        lock_wait=lock_wait,
+        again=again,
     )
     _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
     if dry_run:
@@ -88,8 +80,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run any playbook over hosts."""
-    from ddtree_ops.deploy.guard import Safety
-
-    safety = Safety.of(command=f"run {playbook}", lock_wait=duration_of(lock_wait, "--lock-wait"))
+    again = same_again(f"run {shlex.quote(playbook)}", service=service, runtime=runtime, set=settings)
+    safety = safety_of(f"run {playbook}", lock_wait=lock_wait, again=again)
     _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
     play(playbook, targets, as_json=as_json, safety=safety)

@@ -8,6 +8,7 @@ import typer
 
 from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, out, print_json, targets_of
 from ddtree_ops.secret import MASK, is_secret_name, redact
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import Host, Inventory, Router
@@ -38,7 +39,9 @@ def validate(inventory: InventoryOption = None, as_json: JsonOption = False) -> 
         print_json({"schema": 1, "path": loaded.path, "hosts": len(loaded.hosts), "services": services})
     else:
         out.print(
-            f"{loaded.path}: ok, {len(loaded.hosts)} hosts, {services} services", markup=False, soft_wrap=True
+            f"{loaded.path}: ok, {count(len(loaded.hosts), 'host')}, {count(services, 'service')}",
+            markup=False,
+            soft_wrap=True,
         )
 
 
@@ -124,7 +127,7 @@ def schema() -> None:
 def validate_playbook(playbook: Playbook = "deploy") -> None:
     """Check a playbook."""
     loaded = _load(playbook)
-    out.print(f"{loaded.path}: ok, {len(loaded.steps)} steps", markup=False, soft_wrap=True)
+    out.print(f"{loaded.path}: ok, {count(len(loaded.steps), 'step')}", markup=False, soft_wrap=True)
 
 
 @playbook_app.command("show")

@@ -41,12 +41,12 @@ def doctor(
     Exit code: 0 all passed, 5 a check failed, 4 only because hosts cannot be reached, 8 warnings.
     """
     from ddtree_ops.deploy.doctor import diagnose_hosts, exit_code, wanted_of
+    from ddtree_ops.remote.lean import import_fabric
 
     _, targets = targets_of(
         hosts, inventory=inventory, service=service, runtime=runtime, settings=settings, default_all=True
     )
-    import fabric  # noqa: F401  before the threads that connect
-
+    import_fabric()
     found = diagnose_hosts(targets, open_session, wanted_of)
     code = exit_code(found)
     if as_json:

@@ -13,7 +13,6 @@ from ddtree_ops.cli.common import (
     JsonOption,
     LockWaitOption,
     ServiceOption,
-    duration_of,
     err,
     leave,
     on_all,
@@ -54,7 +53,6 @@ def confirm(
 
     After deploy --confirm-within, or where the client of a deploy died: then it is validated first.
     """
-    wait = duration_of(lock_wait, "--lock-wait") or 0.0
     _, targets = targets_of(hosts, inventory=inventory, service=service)
     from ddtree_ops.deploy import confirming
     from ddtree_ops.report.progress import progress_for
@@ -69,7 +67,7 @@ def confirm(
                     report,
                     reconnect=lambda: open_session(target),
                     force=force,
-                    lock_wait=wait,
+                    lock_wait=lock_wait or 0.0,
                 )
 
         outcomes = on_all(targets, one)
@@ -102,12 +100,14 @@ def status(
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
     outcomes = _locks(targets)
     locks = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
+    failed = [item for item in outcomes if isinstance(item, OpsError)]
     if as_json:
-        print_json({"schema": 1, "locks": [lock.to_json() for lock in locks]})
+        errors = [error.render() for error in failed]
+        print_json({"schema": 1, "locks": [lock.to_json() for lock in locks], "errors": errors})
     else:
         for lock in locks:
             out.print(f"{lock.host}: {lock.describe()}", markup=False, soft_wrap=True)
-    leave([item for item in outcomes if isinstance(item, OpsError)], ExitCode.OK if locks else None)
+    leave(failed, ExitCode.OK if locks else None)
 
 
 def break_(
@@ -122,7 +122,12 @@ def break_(
     What it had armed stays armed: its host goes back by itself, unless another deploy takes over.
     """
     if not yes and not sys.stdin.isatty():
-        raise UsageError("breaking a lock needs --yes where nobody can be asked")
+        look, take = (" ".join(["ddtree-ops lock", word, *(hosts or ())]) for word in ("status", "break"))
+        raise UsageError(
+            "breaking a lock needs --yes where nobody can be asked",
+            state="nothing was broken",
+            hint=f"see who holds it: {look}; then: {take} --yes",
+        )
     _, targets = targets_of(hosts, inventory=inventory, service=service)
     from ddtree_ops.deploy.confirming import break_lock
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ddtree_ops.cli.common import (
+    Duration,
     Hosts,
     InventoryOption,
     JsonOption,
@@ -46,7 +47,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Look again every --interval, until Ctrl-C.")
     ] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.5, help="Seconds between two looks.")] = 3.0,
+    interval: Annotated[
+        float, Duration("--interval", help="Between two looks; half a second at least.")
+    ] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
     """How the services stand: unit, release, patch, answering or not, figures, last deploy, last known good.
@@ -60,7 +63,7 @@ def status(
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
     with Board(targets, open_session) as board:
         if watch:
-            show_again(board, interval=interval, as_json=as_json)
+            show_again(board, interval=max(interval, 0.5), as_json=as_json)
         rows = board.look()
     show_status(rows, as_json=as_json)
     leave([], worst_code(row.exit_code for row in rows))

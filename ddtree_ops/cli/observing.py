@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddtree_ops.cli.common import (
+    Duration,
     Hosts,
     HostsOrFiles,
     InventoryOption,
@@ -54,7 +55,7 @@ def smoke(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=2, help="Tokens to generate.")] = None,
     window: Annotated[
-        float | None, typer.Option("--window", min=0, help="Seconds the unit is held afterwards.")
+        float | None, Duration("--window", help="How long the unit is held afterwards.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from ddtree_ops.cli.common import Hosts, InventoryOption, JsonOption, ServiceOption, play, rolling, targets_of
+from ddtree_ops.cli.common import (
+    Duration,
+    Hosts,
+    InventoryOption,
+    JsonOption,
+    LockWaitOption,
+    ServiceOption,
+    play,
+    rolling,
+    safety_of,
+    same_again,
+    targets_of,
+)
 from ddtree_ops.errors import UsageError
 
 __all__ = ["register"]
@@ -17,20 +29,14 @@ SmokeOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", min=0, metavar="SECONDS", help="Longest load; default: health.load_timeout."),
+    Duration("--timeout", help="Longest load, e.g. 30m; default: health.load_timeout."),
 ]
 DrainOption = Annotated[
     float | None,
-    typer.Option(
-        "--drain", min=0, metavar="SECONDS", help="Longest wait for requests under way, then SIGKILL."
-    ),
+    Duration("--drain", help="Longest wait for requests under way, e.g. 90s, then SIGKILL."),
 ]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="SIGKILL at once: requests under way are cut off.")
-]
-LockWaitOption = Annotated[
-    float,
-    typer.Option("--lock-wait", min=0, metavar="SECONDS", help="Wait so long for somebody else's lock."),
 ]
 
 
@@ -49,16 +55,16 @@ def start(
     wait: WaitOption = True,
     smoke: SmokeOption = False,
     timeout: TimeoutOption = None,
-    lock_wait: LockWaitOption = 0.0,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start units as they are, and follow the load. Exit code 3: not ready in time, 5: it died, 6: lock held."""
-    from ddtree_ops.deploy.guard import Safety
     from ddtree_ops.playbook import operate
 
     _, targets = targets_of(hosts, inventory=inventory, service=service)
     playbook = operate.start(wait=wait, smoke=smoke, load_timeout=timeout)
-    play(playbook, targets, as_json=as_json, safety=Safety(lock_wait=lock_wait, command="start"))
+    again = same_again("start", service=service, timeout=timeout, smoke=smoke)
+    play(playbook, targets, as_json=as_json, safety=safety_of("start", lock_wait=lock_wait, again=again))
 
 
 def stop(
@@ -67,16 +73,16 @@ def stop(
     service: ServiceOption = None,
     drain: DrainOption = None,
     force: ForceOption = False,
-    lock_wait: LockWaitOption = 0.0,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Stop units; says how many requests it waits for, and why a drain never ends."""
-    from ddtree_ops.deploy.guard import Safety
     from ddtree_ops.playbook import operate
 
     _, targets = targets_of(hosts, inventory=inventory, service=service)
     playbook = operate.stop(drain_timeout=_drain(drain, force))
-    play(playbook, targets, as_json=as_json, safety=Safety(lock_wait=lock_wait, command="stop"))
+    again = same_again("stop", service=service, drain=drain, force=force)
+    play(playbook, targets, as_json=as_json, safety=safety_of("stop", lock_wait=lock_wait, again=again))
 
 
 def restart(
@@ -88,18 +94,18 @@ def restart(
     timeout: TimeoutOption = None,
     drain: DrainOption = None,
     force: ForceOption = False,
-    lock_wait: LockWaitOption = 0.0,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Stop units, start them again, follow the load. The new run is not validated before --smoke or a deploy."""
-    from ddtree_ops.deploy.guard import Safety
     from ddtree_ops.playbook import operate
 
     _, targets = targets_of(hosts, inventory=inventory, service=service)
     playbook = operate.restart(
         wait=wait, smoke=smoke, load_timeout=timeout, drain_timeout=_drain(drain, force)
     )
-    play(playbook, targets, as_json=as_json, safety=Safety(lock_wait=lock_wait, command="restart"))
+    again = same_again("restart", service=service, timeout=timeout, drain=drain, force=force, smoke=smoke)
+    play(playbook, targets, as_json=as_json, safety=safety_of("restart", lock_wait=lock_wait, again=again))
 
 
 def wait(
@@ -113,7 +119,13 @@ def wait(
     from ddtree_ops.playbook import operate
 
     _, targets = targets_of(hosts, inventory=inventory, service=service)
-    play(operate.wait(load_timeout=timeout), targets, as_json=as_json)
+    again = same_again("wait", service=service, timeout=timeout)
+    play(
+        operate.wait(load_timeout=timeout),
+        targets,
+        as_json=as_json,
+        safety=safety_of("wait", again=again),
+    )
 
 
 def _drain(seconds: float | None, force: bool) -> float | None:

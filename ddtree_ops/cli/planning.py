@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddtree_ops.cli.common import (
+    ConfirmWithinOption,
     Hosts,
     InventoryOption,
     JsonOption,
+    LockWaitOption,
+    NoRollbackOption,
     RuntimeOption,
     ServiceOption,
     SetOption,
@@ -21,6 +25,7 @@ from ddtree_ops.cli.common import (
     play,
     print_json,
     rolling,
+    safety_of,
     targets_of,
 )
 from ddtree_ops.errors import ExitCode, OpsError
@@ -85,6 +90,9 @@ def plan(
 
 def apply(
     file: Annotated[Path, typer.Argument(help="A plan that `plan --out FILE` wrote.", dir_okay=False)],
+    no_rollback: NoRollbackOption = False,
+    confirm_within: ConfirmWithinOption = None,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Deploy exactly what a saved plan says, to its hosts; refuse where a host or the inventory changed since.
@@ -93,12 +101,19 @@ def apply(
     """
     from ddtree_ops.deploy.saved import read_plan
 
+    safety = safety_of(
+        "apply",
+        no_rollback=no_rollback,
+        confirm_within=confirm_within,
+        lock_wait=lock_wait,
+        again=f"ddtree-ops apply {shlex.quote(str(file))}",
+    )
     saved = read_plan(file)
     _, targets = targets_of(
         saved.hosts, inventory=saved.inventory, runtime=saved.runtime, settings=saved.settings
     )
     targets, expected = saved.match(targets)
-    play("deploy", targets, as_json=as_json, expected=expected)
+    play("deploy", targets, as_json=as_json, expected=expected, safety=safety)
 
 
 def show_plans(
@@ -118,7 +133,8 @@ def show_plans(
     failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
     planned = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
     if as_json:
-        print_json([item.plan.to_json() for item in planned])
+        plans, errors = [item.plan.to_json() for item in planned], [error.render() for error in failed]
+        print_json({"schema": 1, "plans": plans, "errors": errors})
     else:
         for item in planned:
             print_plan(out, item.plan, files=files)

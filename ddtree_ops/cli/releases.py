@@ -10,6 +10,7 @@ from ddtree_ops.cli.common import (
     Hosts,
     InventoryOption,
     JsonOption,
+    LockWaitOption,
     ServiceOption,
     leave,
     on_hosts,
@@ -17,13 +18,14 @@ from ddtree_ops.cli.common import (
     play,
     print_json,
     rolling,
+    safety_of,
+    same_again,
     targets_of,
 )
-from ddtree_ops.cli.operating import LockWaitOption
 from ddtree_ops.errors import ExitCode, OpsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddtree_ops.deploy.audit import HostAudit
     from ddtree_ops.deploy.history import History
@@ -84,22 +86,31 @@ def history(
     lines: LinesOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Activations of services with their verdicts, newest last."""
+    """Activations of services with their verdicts and what each changed against the one before, newest last."""
+    from ddtree_ops.deploy.changed import kept_texts, one_by_one
     from ddtree_ops.deploy.history import read_history
     from ddtree_ops.report.lists import print_history
     from ddtree_ops.service.layout import Layout
 
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
 
-    def one(session: Session, target: Target) -> tuple[str, History]:
-        return target.service.unit, read_history(session, Layout.of(target))
+    def one(session: Session, target: Target) -> tuple[str, History, Mapping[str, Sequence[str]]]:
+        layout = Layout.of(target)
+        found = read_history(session, layout)
+        shown = found.activations[-lines - 1 :]
+        texts = kept_texts(session, layout, (item.unit_sha256 for item in shown))
+        return target.service.unit, found, one_by_one(found.activations, texts, lines=lines)
 
     failed, done = _parted(targets, on_hosts(targets, one))
     if as_json:
-        _print(done, failed, lambda host, found: {"host": host, "unit": found[0], **found[1].to_json(lines)})
+        _print(
+            done,
+            failed,
+            lambda host, found: {"host": host, "unit": found[0], **found[1].to_json(lines, found[2])},
+        )
     else:
-        for host, (unit, found) in done:
-            print_history(out, host, unit, found, lines=lines)
+        for host, (unit, found, changes) in done:
+            print_history(out, host, unit, found, changes, lines=lines)
     leave(failed, ExitCode.OK if done else None)
 
 
@@ -135,7 +146,10 @@ def rollback(
         str | None,
         typer.Option("--to", metavar="RELEASE|ACTIVATION|TIME", help="Beginning of one, or ISO 8601 (UTC)."),
     ] = None,
-    lock_wait: LockWaitOption = 0.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what it would go to and change; change nothing.")
+    ] = False,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go back to the newest activation that passed and is another than what is there now, or to the one named.
@@ -143,16 +157,33 @@ def rollback(
     Only what stands in the host's history and is whole on its disk. It is waited for and smoke-tested as a deploy is;
     where it fails, what ran before comes back (exit code 7).
     """
-    from ddtree_ops.deploy.guard import Safety
     from ddtree_ops.playbook import operate
 
     _, targets = targets_of(hosts, inventory=inventory, service=service)
-    play(
-        operate.go_back(to=to),
-        targets,
-        as_json=as_json,
-        safety=Safety(lock_wait=lock_wait, command="rollback"),
-    )
+    playbook = operate.go_back(to=to)
+    if dry_run:
+        _show_way_back(targets, to, as_json=as_json)
+        return
+    again = same_again("rollback", service=service, to=to)
+    safety = safety_of("rollback", lock_wait=lock_wait, again=again)
+    play(playbook, targets, as_json=as_json, safety=safety)
+
+
+def _show_way_back(targets: Sequence[Target], to: str | None, *, as_json: bool) -> None:
+    from ddtree_ops.deploy.goback import Back, preview
+    from ddtree_ops.report.lists import print_way_back
+
+    def one(session: Session, target: Target) -> Back:
+        return preview(target, session, to)
+
+    failed, done = _parted(targets, on_hosts(targets, one))
+    if as_json:
+        plans, errors = [back.to_json() for _, back in done], [error.render() for error in failed]
+        print_json({"schema": 1, "plans": plans, "errors": errors})
+    else:
+        for host, back in done:
+            print_way_back(out, host, back)
+    leave(failed, ExitCode.OK if done else None)
 
 
 def prune(
@@ -162,12 +193,15 @@ def prune(
         int, typer.Option("--keep", min=1, help="Releases that passed to keep for each service.")
     ] = 3,
     evidence_days: Annotated[
-        float, typer.Option("--evidence-days", min=0, help="Remove evidence on this machine older than that.")
+        float,
+        typer.Option(
+            "--evidence-days", min=0, help="Remove evidence, there and on this machine, older than that."
+        ),
     ] = 30.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove releases, unit files, leftovers of pushes and byte code that nothing needs, and old evidence here.
+    """Remove releases, unit files, leftovers of pushes and byte code that nothing needs, and old evidence.
 
     Never what a service runs, what it last passed with, what an armed rollback goes to, or a push under way.
     """
@@ -178,7 +212,9 @@ def prune(
     targets = _one_a_host(hosts, inventory, default_all=False)
 
     def one(session: Session, target: Target) -> Pruned:
-        return published.prune(session, Layout.of(target), keep=keep, dry_run=dry_run)
+        return published.prune(
+            session, Layout.of(target), keep=keep, dry_run=dry_run, evidence_days=evidence_days
+        )
 
     failed, done = _parted(targets, on_hosts(targets, one))
     old = published.prune_evidence(days=evidence_days, dry_run=dry_run)

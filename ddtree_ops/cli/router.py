@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddtree_ops.cli.common import InventoryOption, JsonOption, err, leave, open_session, out, print_json
+from ddtree_ops.cli.common import (
+    InventoryOption,
+    JsonOption,
+    LockWaitOption,
+    err,
+    leave,
+    open_session,
+    out,
+    print_json,
+)
 from ddtree_ops.errors import ExitCode, OpsError
 
 if TYPE_CHECKING:
@@ -24,10 +33,6 @@ __all__ = ["register"]
 router_app = typer.Typer(no_args_is_help=True, help="The sglang-router in front of several hosts.")
 
 Name = Annotated[str | None, typer.Argument(help="Router of the inventory; left out: the only one.")]
-LockWaitOption = Annotated[
-    float,
-    typer.Option("--lock-wait", min=0, metavar="SECONDS", help="Wait so long for somebody else's lock."),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,7 +70,7 @@ def deploy(
     name: Name = None,
     inventory: InventoryOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")] = False,
-    lock_wait: LockWaitOption = 0.0,
+    lock_wait: LockWaitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bring a router to what the inventory says, wait for all workers, ask through it, go back on failure.
@@ -77,10 +82,11 @@ def deploy(
     from ddtree_ops.report.progress import progress_for
     from ddtree_ops.report.routers import print_router_result
 
+    wait = lock_wait or 0.0
     loaded = _load(inventory)
     router = find_router(loaded, name)
     with progress_for(err if as_json else out) as report:
-        result = _with(loaded, router, report, lambda one: one.deploy(dry_run=dry_run, lock_wait=lock_wait))
+        result = _with(loaded, router, report, lambda one: one.deploy(dry_run=dry_run, lock_wait=wait))
     if as_json:
         print_json(result.to_json())
     else:

@@ -17,7 +17,7 @@ from ddtree_ops.cli.common import (
     print_json,
     runtime_spec,
 )
-from ddtree_ops.errors import CheckFailed, UsageError
+from ddtree_ops.errors import CheckFailed, NotDeployed, UsageError
 from ddtree_ops.results import exit_code_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def verify(
         raise CheckFailed(
             f"{bundle.root}: {len(differences)} files are not as built",
             details=tuple(str(difference) for difference in differences[:20]),
-            hint="keep edits of your own as a patch (docs/runtime.md), then write the folder again: ddtree-ops runtime vendor"
+            hint="keep edits of your own as a patch (docs/runtime.md), then write the folder again: "
+            f"ddtree-ops runtime vendor RUNTIME {bundle.root} --force"
             if is_path(what)
             else f"remove {bundle.root.parent} and run ddtree-ops runtime build {what}",
         )
@@ -223,6 +224,8 @@ def _check(
     (target,) = targets
     current, speculative = Layout.of(target).current, target.service.speculative
     with open_session(target) as session:
+        if session.read_file(f"{current}/manifest.json") is None:
+            raise NotDeployed(target.service.unit, target.host.name)
         return check_source(
             lambda path: session.read_file(f"{current}/{path}"),
             where=f"{target.host.name}:{current}",

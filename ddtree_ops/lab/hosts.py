@@ -80,6 +80,8 @@ HOSTS = tuple(_SPECS)
 
 FLEET_MOST = 99
 """Most hosts of a fleet: ``gpu01`` at .101 to ``gpu99`` at .199."""
+_PATIENCE = "{load_timeout: 300s, stall_timeout: 120s}"
+"""Health of a fleet's services: thirty engines that start at once share the processors of this machine."""
 _FLEET_NAME = re.compile(r"gpu(0[1-9]|[1-9][0-9])")
 _AT_ONCE = 8
 _INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
@@ -343,7 +345,7 @@ def _inventory_text(names: Sequence[str]) -> str:
         f"  {name}:\n"
         f"    address: {_address(name)}\n"
         f"    ssh: {{user: {_spec(name).user}}}\n"
-        f"    services: {{k26-ddtree: {{bind: {_address(name)}}}}}\n"
+        f"    services: {{k26-ddtree: {{bind: {_address(name)}, health: {_PATIENCE}}}}}\n"
         for name in names
     )
     racks = [names[: (len(names) + 1) // 2], names[(len(names) + 1) // 2 :]]

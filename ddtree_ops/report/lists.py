@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from ddtree_ops.report.summary import indented, say
+from ddtree_ops.report.summary import indented, print_plan, say
 from ddtree_ops.results import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ddtree_ops.deploy.audit import HostAudit
+    from ddtree_ops.deploy.goback import Back
     from ddtree_ops.deploy.history import History
     from ddtree_ops.deploy.releases import HostReleases, Pruned, Release
 
-__all__ = ["print_audit", "print_history", "print_pruned", "print_releases"]
+__all__ = ["print_audit", "print_history", "print_pruned", "print_releases", "print_way_back"]
 
 _VERDICT = {
     Verdict.PASS: ("passed", "green"),
@@ -73,8 +76,19 @@ def _about(release: Release) -> list[str]:
     return found
 
 
-def print_history(console: Console, host: str, unit: str, history: History, *, lines: int) -> None:
-    """One activation a line, newest last."""
+def print_history(
+    console: Console,
+    host: str,
+    unit: str,
+    history: History,
+    changes: Mapping[str, Sequence[str]],
+    *,
+    lines: int,
+) -> None:
+    """An activation, newest last; under it what it changed, and who did it.
+
+    :param changes: by id of the activation.
+    """
     shown = history.activations[-lines:]
     say(
         console,
@@ -89,12 +103,19 @@ def print_history(console: Console, host: str, unit: str, history: History, *, l
             (f"{item.reason:<9}", "bold"),
             f" {item.release[:12]} {item.runtime}".rstrip() + "  ",
             (word, style),
-            (f"  {item.who}@{item.origin}  {item.id}", "dim"),
         )
         say(console, line, indent=2)
+        indented(console, "; ".join(changes.get(item.id, ())) or "nothing changed: the same once more", 4)
+        indented(console, f"{item.who}@{item.origin}  {item.id}", 4, "dim")
         if item.summary and item.verdict is not Verdict.PASS:
             indented(console, item.summary, 4, "dim")
     _damaged(console, history.damaged, "the history")
+
+
+def print_way_back(console: Console, host: str, back: Back) -> None:
+    """What a rollback would go to, and the plan of it."""
+    say(console, Text.assemble((f"{host} ", "bold cyan"), "would go back to ", back.describe()))
+    print_plan(console, back.plan)
 
 
 def print_audit(console: Console, host: str, audit: HostAudit, *, lines: int) -> None:

@@ -15,10 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_ops.report.progress import MANY, Fleet, duration
+from ddtree_ops.report.summary import folded
+from ddtree_ops.report.typed import typed
 from ddtree_ops.results import Event, EventKind
 
 __all__ = ["LiveProgress"]
 
+_LONG = 48
+"""Columns; what begins a line leaves too little of the usual 80 where it is longer."""
 _MARKS = {EventKind.DONE: ("✓", "green"), EventKind.FAIL: ("✗", "bold red"), EventKind.NOTE: ("·", "dim")}
 
 
@@ -46,7 +50,7 @@ class LiveProgress:
             with self._lock:
                 telling = self._fleet.see(event, time.monotonic())
             if telling:
-                self._console.print(_finished_line(event))
+                _print_finished(self._console, event)
             return
         key = (event.host, event.phase)
         with self._lock:
@@ -60,7 +64,7 @@ class LiveProgress:
             if event.kind is not EventKind.NOTE:
                 self._running.pop(key, None)
                 self._finished.add(key)
-        self._console.print(_finished_line(event))
+        _print_finished(self._console, event)
 
     def _render(self) -> RenderableType:
         if self._fleet is not None:
@@ -91,21 +95,26 @@ class LiveProgress:
         self._live.stop()
 
 
-def _finished_line(event: Event) -> RenderableType:
-    """What it took and what came of it; a long message is folded between words, under itself."""
+def _print_finished(console: Console, event: Event) -> None:
+    """What it took and what came of it; a long message is folded between words, under itself, and nothing is cut off.
+
+    Behind the long name of a host there is no room for that: it then stands below.
+    """
     mark, style = _MARKS[event.kind]
     took = f"{duration(event.elapsed_s):>6}" if event.elapsed_s is not None else " " * 6
-    line = Table.grid()
-    line.add_column(no_wrap=True)
-    line.add_column()
     head = Text.assemble(
         (f"{mark} ", style),
         (f"{event.host:<8} ", "cyan"),
         (f"{event.phase:<10} ", "bold"),
         (f"{took}  ", "dim"),
     )
-    line.add_row(head, Text(event.message, "red" if event.kind is EventKind.FAIL else ""))
-    return line
+    message = Text(typed(event.message), "red" if event.kind is EventKind.FAIL else "")
+    below = head.cell_len > _LONG and head.cell_len + message.cell_len > console.width
+    indent = 4 if below else head.cell_len
+    lines = [head] if below else []
+    for part in folded(message, max(console.width - indent, 20)):
+        lines.append((Text(" " * indent) if lines else head).append_text(part))
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _running_line(event: Event, since: float, spinner: Spinner) -> RenderableType:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from ddtree_ops.report.typed import typed
 from ddtree_ops.results import RUN_END, Event, EventKind
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class LineProgress:
 
     def _print(self, event: Event, state: str, tail: str) -> None:
         where = f"{event.host} {event.phase}".strip()
-        line = f"{datetime.now(UTC):%H:%M:%SZ} {where}: {state} {event.message}".rstrip()
+        line = f"{datetime.now(UTC):%H:%M:%SZ} {where}: {state} {typed(event.message)}".rstrip()
         self._write(line + tail)
 
     def _beat(self) -> None:

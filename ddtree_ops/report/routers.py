@@ -41,9 +41,14 @@ def print_router_view(console: Console, view: RouterView) -> None:
     state = ("healthy", "green") if view.healthy else ("NOT healthy", "bold red")
     text = Text.assemble((f"{view.name} ", "bold cyan"), state, f" on {view.host}: {view.state.describe()}")
     say(console, text)
-    if not view.as_wished:
+    if not view.state.exists:
+        say(
+            console,
+            Text(f"  never deployed; next: {typed(f'ddtree-ops router deploy {view.name}')}", "yellow"),
+        )
+    elif not view.as_wished:
         say(console, Text("  the unit file is not what the inventory describes", "yellow"))
-    for worker in view.workers:
+    for worker in view.workers if view.state.exists else ():
         say(console, Text(f"  {worker.describe()}", "" if worker.healthy else "red"))
     for url in view.strangers:
         say(console, Text(f"  {url}: a worker that the inventory does not name", "yellow"))

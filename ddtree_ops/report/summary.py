@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ddtree_ops.deploy.deployment import Outcome, Result
+from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.report.progress import duration
 from ddtree_ops.report.typed import typed
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
 
 __all__ = [
+    "folded",
     "indented",
     "print_answer",
     "print_checks",
@@ -34,6 +37,7 @@ _STYLE = {
     Outcome.PASSED: "green",
     Outcome.DONE: "green",
     Outcome.ROLLED_BACK: "yellow",
+    Outcome.RESTORED: "green",
     Outcome.INTERRUPTED: "yellow",
     Outcome.SKIPPED: "yellow",
     Outcome.FAILED: "bold red",
@@ -152,6 +156,8 @@ def print_plan(console: Console, plan: Plan, *, files: bool = False) -> None:
 
 
 def _stays(console: Console, plan: Plan) -> None:
+    for line in plan.notes:
+        indented(console, f"! {line}", 2, "yellow")
     for line in plan.stays:
         indented(console, f"= {line}", 2, "dim")
 
@@ -202,10 +208,37 @@ def indented(console: Console, text: str, columns: int, style: str = "") -> None
 
 
 def say(console: Console, line: Text, *, indent: int = 0) -> None:
-    """One line; on a terminal folded between words under itself, elsewhere whole, for people paste and grep it."""
+    """One line; on a terminal folded between words under itself, elsewhere whole, for people paste and grep it.
+
+    No command and no word is broken: what is longer than the terminal is left for the terminal to fold.
+    """
     if not console.is_terminal:
         console.print(Text(" " * indent).append_text(line), soft_wrap=True)
         return
     hang = indent + 2
-    for number, part in enumerate(line.wrap(console, max(console.width - hang, 20))):
+    for number, part in enumerate(folded(line, max(console.width - hang, 20))):
         console.print(Text(" " * (hang if number else indent)).append_text(part), soft_wrap=True)
+
+
+_WORD = r"(?:'[^']*'|[^\s;,()'])+"
+_COMMAND = re.compile(
+    rf"\b(?:ddtree-ops(?: -i {_WORD})?(?: (?:lock|patch|router|runtime|inventory|playbook|lab))?|systemctl|journalctl|ssh-keygen)"
+    rf" {_WORD}(?: {_WORD})?(?: --?[a-z]{_WORD}(?: {_WORD})?| -[a-zA-Z]\b(?: {_WORD})?)*"
+)
+
+
+def folded(line: Text, width: int) -> list[Text]:
+    """A line in parts of at most ``width`` columns, broken between words of prose: never inside a word or command."""
+    words = [match.span() for match in re.finditer(r"\S+", line.plain)]
+    kept = [match.span() for match in _COMMAND.finditer(line.plain)]
+    whole = [word for word in words if not any(first < word[0] < end for first, end in kept)]
+    breaks: list[int] = []
+    for (start, _), following in zip(whole, [*whole[1:], (len(line.plain), 0)], strict=True):
+        begin = breaks[-1] if breaks else 0
+        text = line.plain[begin : following[0]].rstrip()
+        if start > begin and line.plain[begin:start].strip() and cell_len(text) > width:
+            breaks.append(start)
+    parts = list(line.divide(breaks))
+    for part in parts:
+        part.rstrip()
+    return parts

@@ -56,6 +56,8 @@ _READY = {
     "validated": "green",
     "answering": "yellow",
     "running": "yellow",
+    "loading": "yellow",
+    "unconfirmed": "yellow",
     "failed": "bold red",
     "no answer": "bold red",
 }
@@ -88,6 +90,8 @@ def print_status(console: Console, rows: Sequence[Status]) -> None:
         say(console, line)
         if row.problem:
             indented(console, row.problem, 4, style)
+        if row.next:
+            indented(console, f"next: {row.next}", 4)
         for text in _details(row):
             indented(console, text, 4, "dim")
 
@@ -97,7 +101,7 @@ def _cells(row: Status) -> list[str]:
     if seen is None:
         return [row.host, "unreachable" if row.exit_code is ExitCode.UNREACHABLE else "error", *["-"] * 6]
     state = seen.state
-    word = state.active_state if state.exists else "none"
+    word = "stopped" if seen.stopped else state.active_state if state.exists else "none"
     if state.auto_restarting or (state.running and state.n_restarts):
         word = f"{'restarting' if state.auto_restarting else word} ({state.n_restarts}x)"
     since = "-" if row.since is None or not state.exists else ago(seen.now - row.since.timestamp())
@@ -121,7 +125,7 @@ def _patch_word(patch: Patch) -> str:
 def _details(row: Status) -> list[str]:
     seen = row.seen
     if seen is None:
-        return [f"next: {row.error.hint}"] if row.error and row.error.hint else []
+        return []
     latest, good = seen.history.latest, next(iter(seen.history.good()), None)
     parts = [f"model {seen.model}" if seen.model else ""]
     if row.patch.sized is False:
@@ -132,7 +136,7 @@ def _details(row: Status) -> list[str]:
         parts.append(f"no figures: {seen.figures.note}")
     lines = ["; ".join(part for part in parts if part)]
     if latest is not None:
-        verdict = latest.verdict or "not judged"
+        verdict = latest.verdict or ("passed, not confirmed" if seen.unconfirmed else "not judged")
         text = f"last {latest.reason} {_when(latest, seen.now)} by {latest.who} on {latest.origin}: {verdict}"
         same = good is not None and good.id == latest.id
         known = (

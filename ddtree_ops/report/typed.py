@@ -16,6 +16,7 @@ _COMMANDS = [
     "doctor",
     "drift",
     "history",
+    "inventory",
     "lint",
     "lock",
     "logs",

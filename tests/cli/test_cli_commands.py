@@ -6,12 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from ddtree_ops.cli.app import main
 
 CRASH = "RuntimeError: The size of tensor a (8) must match the size of tensor b (33) at non-singleton dimension 0\n"
 INVENTORY = """\
@@ -31,13 +28,6 @@ groups:
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "lab two.yaml"
@@ -47,14 +37,8 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def command(inventory, monkeypatch, capsys):
-    def run(*argv: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["ddtree-ops", *argv])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ended(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+def command(inventory, typed):
+    return typed
 
 
 @pytest.mark.parametrize(
@@ -99,7 +83,8 @@ def test_every_command_has_help(command, name):
 def test_the_plan_of_several_hosts_of_which_none_answers_names_each(command):
     ended = command("deploy", "all-of-them", "--dry-run", "--json")
     assert ended.code == 4
-    assert json.loads(ended.out) == []
+    document = json.loads(ended.out)
+    assert (document["schema"], document["plans"], len(document["errors"])) == (1, [], 3)
     assert ended.err.count("error: one: connect: ") == 1
     assert ended.err.count("error: two: connect: ") == 2, "one a service"
 
@@ -223,6 +208,27 @@ def test_a_misspelt_prompt_of_the_service_is_found_before_anything_is_touched(tm
     assert "quicksort" in result.error.render()
     assert result.error.state == "nothing was changed"
     assert result.seconds == {}
+
+
+def test_help_and_completion_import_nothing_heavy():
+    code = (
+        "import sys; from ddtree_ops.cli.app import app; app(['deploy', '--help'], standalone_mode=False); "
+    )
+    code += "print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--canary" in done.stdout
+    imported = set(done.stdout.splitlines()[-1].split())
+    heavy = {
+        "asyncio",
+        "fabric",
+        "httpx",
+        "packaging",
+        "paramiko",
+        "ssl",
+        "yaml",
+        "ddtree_ops.inventory.models",
+    }
+    assert not heavy & imported
 
 
 @pytest.mark.parametrize("word", ["/nope", "./nope", "nope.whl"])

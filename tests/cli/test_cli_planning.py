@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-from ddtree_ops.cli.app import main
 
 INVENTORY = """\
 schema: 1
@@ -26,25 +22,12 @@ hosts:
 """
 
 
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed):
     path = tmp_path / "i.yaml"
     path.write_text(INVENTORY)
     monkeypatch.setenv("DDTREE_OPS_INVENTORY", str(path))
-
-    def run(*argv: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["ddtree-ops", *argv])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ended(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+    return typed
 
 
 @pytest.mark.parametrize(
@@ -56,8 +39,14 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
             2,
             "is not written into",
         ),
-        (["apply", "/no/such/plan"], 2, "No such file"),
-        (["apply", "/etc/hostname"], 1, "is no plan file"),
+        (["apply", "/no/such/plan"], 78, "No such file"),
+        (["apply", "/etc/hostname"], 78, "is no plan file"),
+        (
+            ["apply", "/p", "--no-rollback", "--confirm-within", "5m"],
+            2,
+            "needs the rollback that --no-rollback",
+        ),
+        (["lock", "break", "one"], 2, "ddtree-ops lock status one; then: ddtree-ops lock break one --yes"),
         (["status", "nowhere"], 2, "no host or group matches"),
         (["drift", "nowhere"], 2, "no host or group matches"),
     ],
@@ -83,11 +72,29 @@ def test_hosts_that_do_not_answer_are_rows_of_the_status(command):
     assert text.out.count("unreachable") == 3
 
 
+@pytest.mark.parametrize("name", ["start", "stop", "restart", "rollback", "confirm"])
+def test_a_wait_for_the_lock_is_a_duration_everywhere(command, name):
+    assert command(name, "one", "--lock-wait", "30m").code == 4
+    ended = command(name, "one", "--lock-wait", "soon")
+    assert (ended.code, "'soon' is not a duration" in ended.err) == (2, True)
+
+
 def test_hosts_that_do_not_answer_are_no_drift_and_no_pass(command):
     ended = command("drift", "--json")
     assert ended.code == 4
     found = json.loads(ended.out)
     assert (found["schema"], found["hosts"], len(found["errors"])) == (1, [], 3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [(["plan", "two"], "plans"), (["lock", "status", "two"], "locks"), (["drift", "two"], "hosts")],
+)
+def test_a_document_is_whole_whatever_hosts_say(command, argv, key):
+    ended = command(*argv, "--json")
+    document = json.loads(ended.out)
+    assert (ended.code, document["schema"], document[key]) == (4, 1, [])
+    assert [error.partition(":")[0] for error in document["errors"]] == ["two", "two"]
 
 
 @pytest.mark.parametrize("name", ["plan", "deploy"])

@@ -139,6 +139,18 @@ def test_progress_that_comes_after_the_end_does_not_bring_a_phase_back():
     assert rest and all(line.startswith(" " * 30) for line in rest)
 
 
+def test_behind_the_long_name_of_a_host_a_message_stands_below():
+    stream = io.StringIO()
+    live = LiveProgress(Console(file=stream, force_terminal=True, width=80, color_system=None))
+    name = "inference-node-frankfurt-hall-2-rack-01"
+    live(Event(EventKind.DONE, name, "push", "2535 files, 29.5 MB sent, " * 3, elapsed_s=1.0))
+    live(Event(EventKind.DONE, name, "end", "deployed", elapsed_s=1.0))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert lines[0].endswith("1.0s")
+    assert lines[1].startswith("    2535 files, 29.5 MB sent, 2535 files")
+    assert len(lines) == 4 and lines[3].endswith("1.0s  deployed")
+
+
 # ---------------------------------------------------------------------------------------------- many hosts
 
 
@@ -211,3 +223,14 @@ def test_few_hosts_keep_their_phases():
         3,
     )
     assert stream.getvalue().count("30 MB") == 2
+
+
+def test_nothing_is_cut_off_on_a_terminal():
+    stream = io.StringIO()
+    path = f"/root/{'evidence-' * 9}/journal.log"
+    command = "ddtree-ops lock status ct200"
+    with LiveProgress(Console(file=stream, force_terminal=True, width=60, color_system=None)) as live:
+        live(Event(EventKind.DONE, "ct200", "capture", f"kept in {path}; somebody else deploys: {command}"))
+    lines = stream.getvalue().splitlines()
+    assert any(path in line for line in lines), lines
+    assert any(command in line for line in lines), lines

@@ -7,14 +7,18 @@ from pathlib import Path
 from textwrap import dedent
 
 from rich.console import Console
+from rich.text import Text
 
-from ddtree_ops.deploy.deployment import Outcome, Result
+from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.deploy.plan import Change, ChangeKind, Plan, Wish
+from ddtree_ops.deploy.router import RouterView, WorkerView
 from ddtree_ops.diagnose.api import diagnose
 from ddtree_ops.diagnose.lines import read_log
 from ddtree_ops.errors import CheckFailed, RolledBack
-from ddtree_ops.report.summary import print_checks, print_diagnosis, print_plan, print_results
+from ddtree_ops.report.routers import print_router_view
+from ddtree_ops.report.summary import print_checks, print_diagnosis, print_plan, print_results, say
 from ddtree_ops.results import CheckResult, Verdict
+from ddtree_ops.service.state import UnitState
 
 WISH = Wish("ct200", "k26", "k26.service", "b" * 64, "sglang-0.5.11-ddtree", "[Service]\n")
 CRASH = b"RuntimeError: The size of tensor a (8) must match the size of tensor b (33) at non-singleton dimension 0\n"
@@ -160,3 +164,39 @@ def test_hosts_that_were_not_started_are_told_once_for_each_reason():
         "  next:  mend",
         "3 in all: 2 skipped, 1 failed",
     ]
+
+
+class TestLinesOnATerminal:
+    """Prose is folded between words; a command is pasted, so it stays in one piece."""
+
+    COMMAND = "ddtree-ops -i lab deploy ct200 --set health.window=0.5s --set 'a=b c' --lock-wait 30m"
+
+    def lines(self, text: str, width: int = 60) -> list[str]:
+        file = io.StringIO()
+        say(Console(file=file, width=width, force_terminal=True, color_system=None), Text(text), indent=2)
+        return file.getvalue().splitlines()
+
+    def test_a_command_is_never_broken(self):
+        text = f"next:  try again when that is done, or wait for it: {self.COMMAND}; who: ddtree-ops lock status ct200"
+        lines = self.lines(text)
+        assert any(self.COMMAND in line for line in lines), lines
+        assert any("ddtree-ops lock status ct200" in line for line in lines), lines
+        assert " ".join(line.strip() for line in lines) == text
+
+    def test_prose_is_folded_and_a_long_path_left_whole(self):
+        path = f"/root/{'evidence-' * 9}/journal.log"
+        lines = self.lines(f"the engine died while it took its graphs, and what it said is kept here: {path}")
+        assert max(len(line) for line in lines if path not in line) <= 60
+        assert any(line.strip() == path for line in lines), lines
+        assert lines[1].startswith("    ")
+
+
+def test_a_router_that_was_never_deployed_says_how_to():
+    state = UnitState.parse(
+        {"Id": "sglang-router.service", "LoadState": "not-found", "ActiveState": "inactive"}
+    )
+    worker = WorkerView("ct200/k26", "http://h:1", None)
+    view = RouterView("front", "ct200", "sglang-router.service", state, False, False, (worker,))
+    said = shown(print_router_view, view)
+    assert "never deployed; next: ddtree-ops router deploy front" in said
+    assert "restart it" not in said

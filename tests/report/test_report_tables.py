@@ -178,6 +178,7 @@ def test_status_is_one_screen():
             lock: bob on x holds the lock of k26.service
         b300  failed      -     bbbbbbbbbbbb patched -         -      -
             k26.service is failed (failed), result signal
+            next: ddtree-ops diagnose b300
             last deploy 3h ago by ann on desk: pass
         gone  unreachable -     -            -       -         -      -
             ct201: no route to host
