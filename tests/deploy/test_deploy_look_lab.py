@@ -172,8 +172,8 @@ def test_5_an_inventory_that_is_ahead_is_told_from_a_unit_that_was_edited(host):
     host.shell(f"sed -i s/LAB_GPU_GB=96/LAB_GPU_GB=95/ /etc/systemd/system/{UNIT}")
     found = host.found()
     assert set(found) == {"unit.edited", "unit.reload", "process.environment"}
-    assert found["process.environment"] == ("LAB_GPU_GB: 95 -> 96",)
-    assert "+Environment=LAB_GPU_GB=95" in found["unit.edited"]
+    assert found["process.environment"] == ("LAB_GPU_GB: 96 -> 95",)
+    assert "-Environment=LAB_GPU_GB=95" in found["unit.edited"]
 
 
 def test_6_a_drop_in_and_a_variable_of_the_manager_are_seen_in_the_process(host):

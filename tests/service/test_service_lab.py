@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_ops.errors import Inconclusive, RemoteError
+from ddtree_ops.errors import Inconclusive, NotDeployed, RemoteError
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.ending import EndingKind
 from ddtree_ops.service.layout import Layout
@@ -226,7 +226,7 @@ def test_missing_unit(bench: Any) -> None:
     state = control.state()
     assert not state.exists and not state.running
     for action in (control.start, control.stop, control.restart):
-        with pytest.raises(RemoteError, match="does not exist"):
+        with pytest.raises(NotDeployed, match="does not exist"):
             action()
     with pytest.raises(Inconclusive) as caught:
         control.search("x")
