@@ -33,7 +33,7 @@ demo:
 test:
 	@PYTHON=$(PYTHON) sh tools/system-packages.sh test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 4 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

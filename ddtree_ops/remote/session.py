@@ -331,8 +331,9 @@ class Session:
         self.host = host
         self.round_trips = 0
         self._transport = transport
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._sending = threading.Lock()
+        self._cancels: SimpleQueue[int | None] = SimpleQueue()
         self._calls: dict[int, _Call] = {}
         self._last = 0
         self._closed = threading.Event()
@@ -407,7 +408,13 @@ class Session:
 
     def _beat(self) -> None:
         spoke = time.monotonic()
-        while not self._closed.wait(min(1.0, self._pace)):
+        while not self._closed.is_set():
+            with suppress(Empty):
+                number = self._cancels.get(timeout=min(1.0, self._pace))
+                if number is not None:
+                    with suppress(UnreachableError):
+                        self._post({"op": "cancel", "to": number}, op="cancel")
+                continue
             if time.monotonic() - spoke < self._pace:
                 continue
             spoke = time.monotonic()
@@ -430,6 +437,7 @@ class Session:
             if not self._closed.is_set():
                 self._reason = reason
                 self._closed.set()
+                self._cancels.put(None)
             calls = list(self._calls.values())
         for call in calls:
             call.frames.put(None)
@@ -473,12 +481,10 @@ class Session:
             self._calls.pop(call.number, None)
 
     def _cancel(self, call: _Call) -> None:
+        """Another thread tells the agent: an abandoned stream is closed by the garbage collector, which may come while
+        this very thread holds a lock or is half-way through a frame."""
         self._forget(call)
-        if not self._closed.is_set():
-            try:
-                self._post({"op": "cancel", "to": call.number}, op=call.op)
-            except UnreachableError:
-                return
+        self._cancels.put(call.number)
 
     def _await(self, call: _Call, deadline: float) -> Frame:
         try:
@@ -879,6 +885,7 @@ class Session:
             if not self._closed.is_set():
                 self._reason = "the session is closed"
                 self._closed.set()
+                self._cancels.put(None)
         self._transport.close()
         self._reader.join(5.0)
         self._transport.release()

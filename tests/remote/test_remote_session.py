@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -546,3 +547,23 @@ def test_explain_start(stderr: str, status: int | None, kind: str, text: str) ->
     assert text in str(error)
     assert error.hint and error.host == "box"
     assert error.details == tuple(stderr.strip().splitlines())
+
+
+def test_a_stream_that_the_garbage_collector_closes_waits_for_no_lock(
+    own: Session, wait_until: Callable[..., None], alive: Callable[[int], bool]
+) -> None:
+    """It may come while the same thread registers a request or sends a frame."""
+    stream = own.stream(["sh", "-c", "echo $$; exec sleep 600"])
+    values, data = next(iter(stream))
+    assert values["event"] == "stdout"
+
+    def in_the_middle() -> None:
+        with own._guard, own._sending:
+            stream.close()
+
+    thread = threading.Thread(target=in_the_middle, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    wait_until(lambda: not alive(int(data)))
+    assert own.run(["true"]).rc == 0
