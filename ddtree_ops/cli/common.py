@@ -51,6 +51,7 @@ __all__ = [
     "on_hosts",
     "open_session",
     "out",
+    "parted",
     "play",
     "print_json",
     "rolling",
@@ -296,7 +297,7 @@ def print_json(value: Any) -> None:
 
 
 def play(
-    playbook_name: str | Playbook,
+    playbook: str | Playbook,
     targets: Sequence[Target],
     *,
     as_json: bool,
@@ -315,8 +316,9 @@ def play(
         from ddtree_ops.playbook.load import load_playbook
         from ddtree_ops.playbook.run import needed_secrets
 
-        wanted = load_playbook(playbook_name) if isinstance(playbook_name, str) else playbook_name
-        resolve_secrets(targets, only=needed_secrets(wanted))
+        if isinstance(playbook, str):
+            playbook = load_playbook(playbook)
+        resolve_secrets(targets, only=needed_secrets(playbook))
 
     from ddtree_ops.playbook.rollout import first_hosts, rollout_of
     from ddtree_ops.remote.ahead import Ahead
@@ -332,7 +334,8 @@ def play(
 
         if not as_json:
             from ddtree_ops.report.summary import print_results
-        playbook = load_playbook(playbook_name) if isinstance(playbook_name, str) else playbook_name
+        if isinstance(playbook, str):
+            playbook = load_playbook(playbook)
         if overrides:
             playbook = playbook.with_arguments(overrides)
         with progress_for(err if as_json else out, len(targets)) as report:
@@ -357,12 +360,7 @@ def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T
     """Every host to its end; an error takes the place of the host's outcome."""
 
     def one(target: Target) -> _T | OpsError:
-        try:
-            return action(target)
-        except OpsError as error:
-            return error.at(host=target.name)
-        except Exception as error:
-            return _internal(error, target.name)
+        return _tried(target.name, partial(action, target))
 
     if len(targets) == 1:
         return [one(targets[0])]
@@ -388,21 +386,35 @@ def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T])
         except Exception as error:
             return [_internal(error, group[0].host.name) for _ in group]
         with session:
-            return [one(session, target) for target in group]
-
-    def one(session: Session, target: Target) -> _T | OpsError:
-        try:
-            return action(session, target)
-        except OpsError as error:
-            return error.at(host=target.name)
-        except Exception as error:
-            return _internal(error, target.name)
+            return [_tried(target.name, partial(action, session, target)) for target in group]
 
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         found = {
             name: iter(each) for name, each in zip(hosts, pool.map(one_host, hosts.values()), strict=True)
         }
     return [next(found[target.host.name]) for target in targets]
+
+
+def _tried(host: str, action: Callable[[], _T]) -> _T | OpsError:
+    try:
+        return action()
+    except OpsError as error:
+        return error.at(host=host)
+    except Exception as error:
+        return _internal(error, host)
+
+
+def parted(
+    targets: Sequence[Target], outcomes: Sequence[_T | OpsError]
+) -> tuple[list[OpsError], list[tuple[str, _T]]]:
+    """Errors, and what was found by name of the target; from :func:`on_all` or :func:`on_hosts`."""
+    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
+    done = [
+        (target.name, outcome)
+        for target, outcome in zip(targets, outcomes, strict=True)
+        if not isinstance(outcome, OpsError)
+    ]
+    return failed, done
 
 
 def _internal(error: Exception, host: str) -> OpsError:

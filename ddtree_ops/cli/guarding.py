@@ -18,6 +18,7 @@ from ddtree_ops.cli.common import (
     on_all,
     open_session,
     out,
+    parted,
     print_json,
     targets_of,
 )
@@ -70,24 +71,23 @@ def confirm(
                     lock_wait=lock_wait or 0.0,
                 )
 
-        outcomes = on_all(targets, one)
-    done = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
+        failed, done = parted(targets, on_all(targets, one))
     if as_json:
-        print_json({"schema": 1, "confirmations": [item.to_json() for item in done]})
+        print_json({"schema": 1, "confirmations": [item.to_json() for _, item in done]})
     else:
-        for item in done:
+        for _, item in done:
             out.print(f"{item.host}: {item.message}", markup=False, soft_wrap=True)
-    leave([item for item in outcomes if isinstance(item, OpsError)], ExitCode.OK if done else None)
+    leave(failed, ExitCode.OK if done else None)
 
 
-def _locks(targets: list[Target]) -> list[Lock | OpsError]:
+def _locks(targets: list[Target]) -> tuple[list[OpsError], list[tuple[str, Lock]]]:
     from ddtree_ops.deploy.confirming import look_at_lock
 
     def one(target: Target) -> Lock:
         with open_session(target) as session:
             return look_at_lock(target, session)
 
-    return on_all(targets, one)
+    return parted(targets, on_all(targets, one))
 
 
 def status(
@@ -98,14 +98,12 @@ def status(
 ) -> None:
     """Who holds the locks, since when, for what; and which rollbacks are armed."""
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
-    outcomes = _locks(targets)
-    locks = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
-    failed = [item for item in outcomes if isinstance(item, OpsError)]
+    failed, locks = _locks(targets)
     if as_json:
         errors = [error.render() for error in failed]
-        print_json({"schema": 1, "locks": [lock.to_json() for lock in locks], "errors": errors})
+        print_json({"schema": 1, "locks": [lock.to_json() for _, lock in locks], "errors": errors})
     else:
-        for lock in locks:
+        for _, lock in locks:
             out.print(f"{lock.host}: {lock.describe()}", markup=False, soft_wrap=True)
     leave(failed, ExitCode.OK if locks else None)
 
@@ -131,26 +129,23 @@ def break_(
     _, targets = targets_of(hosts, inventory=inventory, service=service)
     from ddtree_ops.deploy.confirming import break_lock
 
-    def one(target: Target) -> tuple[str, str]:
+    def one(target: Target) -> str:
         with open_session(target) as session:
-            lock = found[target.name]
-            return target.name, break_lock(target, session, lock)
+            return break_lock(target, session, found[target.name])
 
-    looked = list(zip(targets, _locks(targets), strict=True))
-    failed = [outcome for _, outcome in looked if isinstance(outcome, OpsError)]
-    found = {target.name: lock for target, lock in looked if not isinstance(lock, OpsError)}
+    unseen, looked = _locks(targets)
+    found = dict(looked)
     for name, lock in found.items():
         if lock.held and not yes:
             err.print(f"{name}: {lock.describe()}", markup=False, soft_wrap=True)
     if not yes and any(lock.held for lock in found.values()):
         typer.confirm("Break it?" if len(found) == 1 else "Break them?", abort=True, err=True)
-    outcomes = on_all([target for target in targets if target.name in found], one)
-    done = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
+    seen = [target for target in targets if target.name in found]
+    failed, done = parted(seen, on_all(seen, one))
     if as_json:
         rows = [{"host": name, "held": found[name].held, "message": message} for name, message in done]
         print_json({"schema": 1, "broken": rows})
     else:
         for name, message in done:
             out.print(f"{name}: {message}", markup=False, soft_wrap=True)
-    failed += [item for item in outcomes if isinstance(item, OpsError)]
-    leave(failed, ExitCode.OK if done else None)
+    leave([*unseen, *failed], ExitCode.OK if done else None)

@@ -18,10 +18,10 @@ from ddtree_ops.cli.common import (
     on_hosts,
     open_session,
     out,
+    parted,
     print_json,
     targets_of,
 )
-from ddtree_ops.errors import OpsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,9 +113,8 @@ def drift(
     def one(session: Session, target: Target) -> DriftReport:
         return find_drift(target, session)
 
-    outcomes = on_hosts(targets, one)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-    reports = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
+    failed, done = parted(targets, on_hosts(targets, one))
+    reports = [report for _, report in done]
     if as_json:
         print_json(
             {

@@ -25,6 +25,7 @@ from ddtree_ops.cli.common import (
     on_all,
     open_session,
     out,
+    parted,
     print_json,
     targets_of,
 )
@@ -86,13 +87,7 @@ def smoke(
                     api_key=keys[target.name],
                 )
 
-        outcomes = on_all(targets, one)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-    done = [
-        (target.name, outcome)
-        for target, outcome in zip(targets, outcomes, strict=True)
-        if not isinstance(outcome, OpsError)
-    ]
+        failed, done = parted(targets, on_all(targets, one))
     checks = [replace(check, host=name) for name, outcome in done for check in outcome.results]
     found = [
         (name, outcome.diagnosis)
@@ -176,20 +171,16 @@ def logs(
                 literal=fixed_strings,
             )
 
-    outcomes = on_all(targets, one)
-    failed: list[OpsError] = []
+    failed, done = parted(targets, on_all(targets, one))
     matched = False
-    for target, outcome in zip(targets, outcomes, strict=True):
-        if isinstance(outcome, OpsError):
-            failed.append(outcome)
-            continue
-        matches = outcome.matches[-lines:] if lines else outcome.matches
+    for name, found in done:
+        matches = found.matches[-lines:] if lines else found.matches
         matched = matched or bool(matches)
         for entry in matches:
-            show(target.name, entry)
-        err.print(f"{target.name}: {outcome.describe()}", style="dim", markup=False, soft_wrap=True)
+            show(name, entry)
+        err.print(f"{name}: {found.describe()}", style="dim", markup=False, soft_wrap=True)
     code = ExitCode.OK if matched or not grep else ExitCode.CHECK_FAILED
-    leave(failed, code if len(failed) < len(targets) else None)
+    leave(failed, code if done else None)
 
 
 def diagnose(
@@ -217,13 +208,7 @@ def diagnose(
             with _masked_session(target) as session:
                 return signatures(session, target, invocation=invocation)[1]
 
-        outcomes = on_all(targets, one)
-        failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-        reports = [
-            (target.name, outcome)
-            for target, outcome in zip(targets, outcomes, strict=True)
-            if not isinstance(outcome, OpsError)
-        ]
+        failed, reports = parted(targets, on_all(targets, one))
     if as_json:
         print_json([{"source": name, **report.to_json()} for name, report in reports])
     else:

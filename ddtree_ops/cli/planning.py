@@ -22,13 +22,14 @@ from ddtree_ops.cli.common import (
     leave,
     on_hosts,
     out,
+    parted,
     play,
     print_json,
     rolling,
     safety_of,
     targets_of,
 )
-from ddtree_ops.errors import ExitCode, OpsError
+from ddtree_ops.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,9 +130,8 @@ def show_plans(
     def one(session: Session, target: Target) -> Planned:
         return look_and_plan(target, session)
 
-    outcomes = on_hosts(targets, one)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-    planned = [outcome for outcome in outcomes if not isinstance(outcome, OpsError)]
+    failed, done = parted(targets, on_hosts(targets, one))
+    planned = [item for _, item in done]
     if as_json:
         plans, errors = [item.plan.to_json() for item in planned], [error.render() for error in failed]
         print_json({"schema": 1, "plans": plans, "errors": errors})

@@ -15,6 +15,7 @@ from ddtree_ops.cli.common import (
     leave,
     on_hosts,
     out,
+    parted,
     play,
     print_json,
     rolling,
@@ -69,7 +70,7 @@ def releases(
         found = published.releases_of(published.look(session, root), origins=origins)
         return published.verify(session, root, found) if verify else found
 
-    failed, done = _parted(targets, on_hosts(targets, one))
+    failed, done = parted(targets, on_hosts(targets, one))
     if as_json:
         _print(done, failed, lambda host, found: {"host": host, **found.to_json()})
     else:
@@ -101,7 +102,7 @@ def history(
         texts = kept_texts(session, layout, (item.unit_sha256 for item in shown))
         return target.service.unit, found, one_by_one(found.activations, texts, lines=lines)
 
-    failed, done = _parted(targets, on_hosts(targets, one))
+    failed, done = parted(targets, on_hosts(targets, one))
     if as_json:
         _print(
             done,
@@ -129,7 +130,7 @@ def audit(
     def one(session: Session, target: Target) -> HostAudit:
         return read_audit(session, target.host.deploy_root.rstrip("/"))
 
-    failed, done = _parted(targets, on_hosts(targets, one))
+    failed, done = parted(targets, on_hosts(targets, one))
     if as_json:
         _print(done, failed, lambda host, found: {"host": host, **found.to_json(lines)})
     else:
@@ -176,7 +177,7 @@ def _show_way_back(targets: Sequence[Target], to: str | None, *, as_json: bool) 
     def one(session: Session, target: Target) -> Back:
         return preview(target, session, to)
 
-    failed, done = _parted(targets, on_hosts(targets, one))
+    failed, done = parted(targets, on_hosts(targets, one))
     if as_json:
         plans, errors = [back.to_json() for _, back in done], [error.render() for error in failed]
         print_json({"schema": 1, "plans": plans, "errors": errors})
@@ -216,7 +217,7 @@ def prune(
             session, Layout.of(target), keep=keep, dry_run=dry_run, evidence_days=evidence_days
         )
 
-    failed, done = _parted(targets, on_hosts(targets, one))
+    failed, done = parted(targets, on_hosts(targets, one))
     old = published.prune_evidence(days=evidence_days, dry_run=dry_run)
     if as_json:
         _print(
@@ -238,19 +239,6 @@ def _one_a_host(hosts: list[str] | None, inventory: str | None, *, default_all: 
     """One target of each selected host."""
     _, targets = targets_of(hosts, inventory=inventory, default_all=default_all)
     return list({target.host.name: target for target in targets}.values())
-
-
-def _parted(
-    targets: Sequence[Target], outcomes: Sequence[_T | OpsError]
-) -> tuple[list[OpsError], list[tuple[str, _T]]]:
-    """Errors, and what was found by name of the target."""
-    failed = [outcome for outcome in outcomes if isinstance(outcome, OpsError)]
-    done = [
-        (target.name, outcome)
-        for target, outcome in zip(targets, outcomes, strict=True)
-        if not isinstance(outcome, OpsError)
-    ]
-    return failed, done
 
 
 def _print(
