@@ -138,7 +138,8 @@ class TestStory:
 
     def test_7_a_client_that_is_killed_when_one_node_has_passed_leaves_work_for_the_next(self, fresh):
         argv = [sys.executable, "-c", KILLED_BETWEEN, "deploy", "ct200/two"]
-        killed = subprocess.run(argv, env={**fresh.env, "TEST_LOAD": "0.2"}, capture_output=True, timeout=180)
+        patient = {"TEST_LOAD": "0.2", "TEST_GRACE": "300s"}
+        killed = subprocess.run(argv, env={**fresh.env, **patient}, capture_output=True, timeout=180)
         assert killed.returncode == -signal.SIGKILL, killed.stdout
         last = [
             parse_history((fresh.lab.hosts[host].root / HISTORY[1:]).read_bytes()).latest for host in HOSTS
@@ -146,7 +147,7 @@ class TestStory:
         assert last[0].id == last[1].id
         assert {item.verdict for item in last} == {Verdict.PASS, None}
         before = invocations(fresh)
-        code, results, log = deploy(fresh, "ct200", TEST_LOAD="0.2")
+        code, results, log = deploy(fresh, "ct200", **patient)
         assert (code, [results[host]["outcome"] for host in HOSTS]) == (0, ["passed", "passed"]), log
         last = [
             parse_history((fresh.lab.hosts[host].root / HISTORY[1:]).read_bytes()).latest for host in HOSTS

@@ -83,6 +83,12 @@ def test_another_manifest_is_not_the_release(local: Session, tree: Any, releases
     publish(local, tree, releases)
     tree.write("pkg/a.py", b"a = 2\n")
     assert not is_whole(local, tree.scan(), releases)
+    asked = {"releases_dir": str(releases), "digest": FIRST, "manifest": "0" * 64}
+    assert local.request("check_release", asked).values == {
+        "whole": False,
+        "problems": ["its manifest is missing, damaged, or another one"],
+        "count": 1,
+    }
 
 
 def test_a_manifest_without_sizes_is_not_judged(local: Session, tree: Any, releases: Path) -> None:
@@ -245,26 +251,38 @@ def test_a_vanished_file_leaves_nothing(local: Session, tree: Any, releases: Pat
 
 @pytest.fixture
 def large(tree: Any) -> Any:
-    """Thirty-two files of 256 KiB of which some arrive before a push is cut."""
+    """Thirty-two files of 256 KiB of which some have arrived when a push is cut."""
     for number in range(32):
         tree.write(f"large/{number:02}", os.urandom(256 << 10))
     return tree.scan()
 
 
-def cut_after(limit: int, action: Callable[[], object]) -> Callable[[int, int], None]:
-    done_once: list[int] = []
+def large_files(releases: Path) -> list[Path]:
+    """Those of ``large`` that lie below releases in their full size."""
+    return [path for path in releases.rglob("large/*") if path.stat().st_size == 256 << 10]
 
-    def progress(done: int, total: int) -> None:
-        if done >= limit and not done_once:
-            done_once.append(done)
-            action()
 
-    return progress
+@pytest.fixture
+def cut_after(releases: Path, wait_until: Any) -> Callable[..., Callable[[int, int], None]]:
+    """``progress`` of a push that does something once, when as many files of ``large`` have arrived."""
+
+    def begin(arrived: int, action: Callable[[], object]) -> Callable[[int, int], None]:
+        done_once: list[int] = []
+
+        def progress(done: int, total: int) -> None:
+            if done >= (arrived + 4) * (256 << 10) and not done_once:
+                done_once.append(done)
+                wait_until(lambda: len(large_files(releases)) >= arrived)
+                action()
+
+        return progress
+
+    return begin
 
 
 @pytest.mark.parametrize("how", ["client goes", "agent is killed", "cancelled"])
 def test_a_push_that_broke_off_goes_on_where_it_was(
-    local: Session, large: Any, releases: Path, wait_until: Any, alive: Any, how: str
+    local: Session, large: Any, releases: Path, cut_after: Any, wait_until: Any, alive: Any, how: str
 ) -> None:
     session = connect_local()
     pid = session.facts["pid"]
@@ -274,7 +292,7 @@ def test_a_push_that_broke_off_goes_on_where_it_was(
         "cancelled": lambda: (_ for _ in ()).throw(KeyboardInterrupt),
     }
     with pytest.raises((UnreachableError, KeyboardInterrupt)):
-        publish(session, large, releases, progress=cut_after(16 * (256 << 10), actions[how]))
+        publish(session, large, releases, progress=cut_after(12, actions[how]))
     assert only_partials(releases)
     session.close()
     wait_until(lambda: not alive(pid))
@@ -297,7 +315,7 @@ def test_a_push_that_broke_off_goes_on_where_it_was(
 
 
 def test_what_arrived_is_hashed_before_it_is_used_and_serves_another_release_too(
-    local: Session, large: Any, releases: Path
+    local: Session, large: Any, releases: Path, cut_after: Any
 ) -> None:
     session = connect_local()
     with pytest.raises(UnreachableError):
@@ -305,7 +323,7 @@ def test_what_arrived_is_hashed_before_it_is_used_and_serves_another_release_too
             session,
             large,
             releases,
-            progress=cut_after(16 * (256 << 10), lambda: os.kill(session.facts["pid"], signal.SIGKILL)),
+            progress=cut_after(12, lambda: os.kill(session.facts["pid"], signal.SIGKILL)),
         )
     session.close()
     (left,) = releases.iterdir()
