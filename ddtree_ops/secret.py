@@ -17,6 +17,7 @@ __all__ = [
     "MASK",
     "SHORTEST",
     "Secret",
+    "is_secret_flag",
     "is_secret_name",
     "learn",
     "masked",
@@ -76,7 +77,7 @@ def is_secret_name(name: str) -> bool:
 def secret_values(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Values to hand to :func:`redact`, longest first; those too short to be told from other text are left out."""
     found = {value for name, value in variables.items() if is_secret_name(name) and len(value) >= _SHORTEST}
-    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+    return _longest_first(found)
 
 
 def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
@@ -130,6 +131,11 @@ def redact(text: str, *secrets: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(mask, text)
     return KEY_SHAPE.sub(MASK, text)
+
+
+def is_secret_flag(key: str) -> bool:
+    """What follows ``--key`` on a command line is a secret: :func:`redact` masks it."""
+    return redact(f"--{key} x") != f"--{key} x"
 
 
 class Secret:

@@ -104,14 +104,17 @@ def drift(
     Exit code: 0 no drift, 5 drift, 8 nothing was ever deployed.
     """
     from ddtree_ops.deploy.drift import find_drift, worst_exit
+    from ddtree_ops.deploy.known import KnownBundles
     from ddtree_ops.report.tables import print_drift
 
     _, targets = targets_of(
         hosts, inventory=inventory, service=service, runtime=runtime, settings=settings, default_all=True
     )
 
+    known = KnownBundles()
+
     def one(session: Session, target: Target) -> DriftReport:
-        return find_drift(target, session)
+        return find_drift(target, session, known=known)
 
     failed, done = parted(targets, on_hosts(targets, one))
     reports = [report for _, report in done]

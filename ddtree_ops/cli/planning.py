@@ -124,11 +124,14 @@ def show_plans(
 
     :param stay: leave only where a host gave no plan; else return the plans.
     """
+    from ddtree_ops.deploy.known import KnownBundles
     from ddtree_ops.deploy.saved import look_and_plan
     from ddtree_ops.report.summary import print_plan
 
+    known = KnownBundles()
+
     def one(session: Session, target: Target) -> Planned:
-        return look_and_plan(target, session)
+        return look_and_plan(target, session, known=known)
 
     failed, done = parted(targets, on_hosts(targets, one))
     planned = [item for _, item in done]

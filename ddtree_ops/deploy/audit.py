@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ddtree_ops.deploy.earlier import moment_of
 from ddtree_ops.deploy.history import Activation, parse_history
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.remote.session import Request, Session
@@ -228,8 +229,5 @@ def _id_moment(text: str) -> float:
 
 def _moment(text: str) -> float:
     """Seconds since the epoch; a time that cannot be read comes first."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return 0.0
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    moment = moment_of(text)
+    return moment.timestamp() if moment else 0.0

@@ -18,7 +18,6 @@ from ddtree_ops.errors import (
     Inconclusive,
     LockHeld,
     NotDeployed,
-    OpsError,
     RemoteError,
     RolledBack,
 )
@@ -123,10 +122,7 @@ def confirm(
         own.accept()
         how = "validated now: its client had not come to that"
     message = f"confirmed {activation.release[:12]} of {activation.time}: {how}"
-    try:
-        audit.record(session, plain.layout, "confirm", outcome="ok", detail=message)
-    except OpsError as error:
-        plain.frame.say("confirm", f"the audit line could not be written: {error.message}")
+    plain.audit("confirm", outcome="ok", detail=message)
     return Confirmation(target.name, target.service.name, True, message)
 
 
@@ -228,7 +224,7 @@ def look_at_lock(target: Target, session: Session) -> Lock:
     """Who holds the lock of a service."""
     layout = Layout.of(target)
     found = session.check_lock(layout.lock)
-    armed, _ = _look(session, layout)
+    armed = parse_armed(session.read_file(layout.rollback))
     problem = unwatched(session, armed) if armed else ""
     return Lock(target.name, target.service.name, layout.unit, found.holder, found.left_s, armed, problem)
 

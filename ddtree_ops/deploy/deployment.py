@@ -46,7 +46,7 @@ from ddtree_ops.deploy.secrets import (
     stale_files,
     write_requests,
 )
-from ddtree_ops.deploy.shipment import Shipment
+from ddtree_ops.deploy.shipment import Shipment, step_missing
 from ddtree_ops.errors import ConfigError, LockHeld, NotDeployed, OpsError, RemoteError, UnreachableError
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.remote.session import Reply, Request, Session
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
 
 __all__ = ["Deployment"]
-
-_STEPS = "a playbook that pushes starts with preflight, build"
 
 
 class Deployment:
@@ -416,15 +414,13 @@ class Deployment:
             except OpsError as error:
                 self.audit(name, outcome="failed", detail=error.message)
                 raise
-            self.frame.note = report.describe()
+            self.frame.note, self.frame.state_left = report.describe(), report.state.describe()
+            stopped = report if isinstance(report, StopReport) else report.stop
             if isinstance(report, StartReport):
                 self.invocation = report.state.invocation_id or None
-                if report.stop is not None:
-                    self.frame.note = f"{report.stop.describe()}; {self.frame.note}"
-            self.frame.state_left = report.state.describe()
-            if isinstance(report, StartReport):
                 self.frame.state_left += f" as of its {name}, and nothing has shown since that it serves"
-            stopped = report if isinstance(report, StopReport) else report.stop
+                if stopped is not None:
+                    self.frame.note = f"{stopped.describe()}; {self.frame.note}"
             ended = stopped.planned_end if stopped else ""
             outcome = "ok" if report.changed else "nothing to do"
             self.audit(name, outcome=outcome, detail=self.frame.note, invocation=ended)
@@ -558,12 +554,12 @@ class Deployment:
     def seen(self) -> Observed:
         """What is on the host. :raises OpsError: no step has looked."""
         if self.observed is None:
-            raise OpsError("an earlier step of the playbook is missing", hint=_STEPS)
+            raise step_missing()
         return self.observed
 
     def _planned(self) -> Plan:
         if self.plan is None:
-            raise OpsError("an earlier step of the playbook is missing", hint=_STEPS)
+            raise step_missing()
         return self.plan
 
     def look(self, *more: Request) -> Callable[[], list[Reply]]:

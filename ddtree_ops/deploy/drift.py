@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,6 +14,7 @@ from ddtree_ops.deploy.drift_look import CLOCK_S, NAMED, Live, Process, look_req
 from ddtree_ops.deploy.plan import (
     ValueChange,
     compare_values,
+    file_marks,
     manifest_files,
     masked_argument,
     masked_value,
@@ -21,10 +22,9 @@ from ddtree_ops.deploy.plan import (
     unit_diff,
 )
 from ddtree_ops.errors import ExitCode
-from ddtree_ops.inventory.models import Target
+from ddtree_ops.inventory.models import RuntimeSpec, Target
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.remote.session import Session
-from ddtree_ops.results import Verdict
 from ddtree_ops.runtime import Bundle, build, known_bundle
 from ddtree_ops.secret import redact
 from ddtree_ops.service.layout import Layout
@@ -200,14 +200,17 @@ def worst_exit(reports: Iterable[DriftReport]) -> ExitCode | None:
 # ------------------------------------------------------------------------------------------------- the look
 
 
-def find_drift(target: Target, session: Session) -> DriftReport:
+def find_drift(
+    target: Target, session: Session, *, known: Callable[[RuntimeSpec], Bundle | None] = known_bundle
+) -> DriftReport:
     """Look at a host in one round trip and judge. Nothing is changed and no lock is taken.
 
+    :param known: gives the bundle of a runtime, where there is one in the cache.
     :raises OpsError: the host could not be looked at, or the runtime that should run could not be built.
     """
     layout = Layout.of(target)
     replied = session.begin_batch(look_requests(target, layout), deadline=_DEADLINE)
-    bundle = known_bundle(target.runtime) or build(target.runtime)
+    bundle = known(target.runtime) or build(target.runtime)
     should = _should(target, layout, bundle)
     return judge(should, parse_live(replied(), host=target.name))
 
@@ -319,11 +322,7 @@ def _release_files(should: Should, live: Live) -> Iterator[Finding]:
         )
     if not listed:
         return
-    there = {
-        entry.path: f"{entry.sha256} x" if entry.mode & 0o100 else entry.sha256
-        for entry in live.files
-        if entry.path != "manifest.json"
-    }
+    there = file_marks(entry for entry in live.files if entry.path != "manifest.json")
     changed = sorted(path for path in listed.keys() & there.keys() if listed[path] != there[path])
     missing, extra = sorted(listed.keys() - there.keys()), sorted(there.keys() - listed.keys())
     if changed or missing or extra:
@@ -671,15 +670,11 @@ def _record(should: Should, live: Live) -> Iterator[Finding]:
         )
     if not live.state.running:
         return
-    judged = [
-        item
-        for item in live.history.activations
-        if item.invocation and item.invocation == live.state.invocation_id and item.verdict is not None
-    ]
-    if judged and judged[-1].verdict is Verdict.PASS:
+    judged = live.history.judged(live.state.invocation_id)
+    if judged is not None and judged.good:
         return
-    if judged:
-        found = f"its validation ended with {judged[-1].verdict}: {judged[-1].summary[:160]}"
+    if judged is not None:
+        found = f"its validation ended with {judged.verdict}: {judged.summary[:160]}"
     elif latest is not None and latest.good:
         found = "it was started again after the validation that passed, and nobody has validated this run"
     else:

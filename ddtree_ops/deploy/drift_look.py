@@ -177,7 +177,6 @@ except OSError:
 running = process()
 started = running.get("started") if running else None
 print(json.dumps({
-    "now": time.time(),
     "link": link,
     "process": running,
     "tree": search(release, started) if link and os.path.isdir(release) else None,

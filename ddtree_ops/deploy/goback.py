@@ -63,7 +63,7 @@ def rollback(deployment: Deployment) -> None:
     if failed is not None and not safety.rollback:
         with frame.phase("rollback"):
             deployment.hold.need_lock()
-            deployment.record(failed, _judged(deployment))
+            deployment.record(failed, _judged(frame.failure))
             frame.state_left = f"left as it failed (--no-rollback): {deployment.control.state().describe()}"
             frame.note = "left as it is: --no-rollback"
         return
@@ -81,8 +81,33 @@ def rollback(deployment: Deployment) -> None:
     deployment.hold.disarm()
 
 
-def _judged(deployment: Deployment) -> Verdict:
-    return Verdict.INCONCLUSIVE if isinstance(deployment.frame.failure, Inconclusive) else Verdict.FAIL
+def _judged(failure: OpsError | None) -> Verdict:
+    return Verdict.INCONCLUSIVE if isinstance(failure, Inconclusive) else Verdict.FAIL
+
+
+def _leave(deployment: Deployment, why: str, note: str) -> None:
+    deployment.frame.state_left = f"{why}; {deployment.control.state().describe()}"
+    deployment.frame.note = note
+
+
+def _leave_unjudged(deployment: Deployment) -> None:
+    _leave(
+        deployment,
+        "nothing was switched, and nothing is known to be wrong",
+        "there was nothing to judge by: left as it is",
+    )
+
+
+def _leave_the_same(deployment: Deployment, good: Activation) -> None:
+    _leave(
+        deployment,
+        f"{_passed_before(good)}, so nothing was switched",
+        "nothing to go back to: the same release and unit passed before",
+    )
+
+
+def _passed_before(good: Activation) -> str:
+    return f"the same release and unit passed on {good.time}: the cause is not the deployment"
 
 
 def _told(deployment: Deployment, what: str, action: Callable[[], None]) -> None:
@@ -105,13 +130,11 @@ def _go_back(deployment: Deployment, failed: Activation) -> None:
         _told(
             deployment,
             "the verdict could not be written down",
-            lambda: deployment.record(failed, _judged(deployment)),
+            lambda: deployment.record(failed, _judged(frame.failure)),
         )
         only_judged = failed.reason == "validate"
         if only_judged and isinstance(frame.failure, Inconclusive | UnreachableError):
-            state = deployment.control.state().describe()
-            frame.state_left = f"nothing was switched, and nothing is known to be wrong; {state}"
-            frame.note = "there was nothing to judge by: left as it is"
+            _leave_unjudged(deployment)
             return
         before = deployment.seen
         passed = before.history.good()
@@ -132,8 +155,7 @@ def _go_back(deployment: Deployment, failed: Activation) -> None:
                 else "no earlier release of it ever passed here"
             )
             if only_judged:
-                frame.state_left = f"nothing was switched: {why}; {deployment.control.state().describe()}"
-                frame.note = f"{why}: left as it is"
+                _leave(deployment, f"nothing was switched: {why}", f"{why}: left as it is")
                 return
             deployment.running.stop_if_there()
             frame.state_left = f"{unit} is stopped: {why}, there is nothing to go back to"
@@ -141,11 +163,7 @@ def _go_back(deployment: Deployment, failed: Activation) -> None:
             return
         good, unit_text, service = found
         if (good.release, good.unit_sha256) == (failed.release, failed.unit_sha256):
-            frame.state_left = (
-                f"the same release and unit passed on {good.time}: the cause is not the deployment, so nothing "
-                f"was switched; {deployment.control.state().describe()}"
-            )
-            frame.note = "nothing to go back to: the same release and unit passed before"
+            _leave_the_same(deployment, good)
             return
         failed_run = deployment.failed_run
         deployment.switch(good.release, unit_text, good.plan, service, "rollback")
@@ -439,17 +457,13 @@ def _choose(deployment: Deployment, member: Member) -> tuple[Activation, str, Se
     """What all nodes go back to; None: nothing is switched, and ``state_left`` says what was done instead."""
     failed, unit = deployment.activation, deployment.target.service.unit
     cause = member.failure.cause if isinstance(member.failure, PeerFailed) else member.failure
-    unsure = isinstance(cause, Inconclusive)
     if failed is not None:
         deployment.hold.arm_again(failed)
-        deployment.record(failed, Verdict.INCONCLUSIVE if unsure else Verdict.FAIL)
+        deployment.record(failed, _judged(cause))
     only_judged = failed is None or failed.reason == "validate"
-    harmless = only_judged and (unsure or isinstance(cause, UnreachableError))
+    harmless = only_judged and isinstance(cause, Inconclusive | UnreachableError)
     if all(member.share("back.harmless", harmless)):
-        deployment.frame.state_left = (
-            f"nothing was switched, and nothing is known to be wrong; {deployment.control.state().describe()}"
-        )
-        deployment.frame.note = "there was nothing to judge by: left as it is"
+        _leave_unjudged(deployment)
         return None
     found = _agree(deployment, member)
     if found is None:
@@ -462,12 +476,10 @@ def _choose(deployment: Deployment, member: Member) -> tuple[Activation, str, Se
     same = failed is not None and (good.release, good.unit_sha256) == (failed.release, failed.unit_sha256)
     if not all(member.share("back.same", same)):
         return found
-    why = f"the same release and unit passed on {good.time}: the cause is not the deployment"
     if not all(member.share("back.running", deployment.control.state().running)):
-        _stop_all(deployment, why)
+        _stop_all(deployment, _passed_before(good))
         return None
-    deployment.frame.state_left = f"{why}, so nothing was switched; {deployment.control.state().describe()}"
-    deployment.frame.note = "nothing to go back to: the same release and unit passed before"
+    _leave_the_same(deployment, good)
     return None
 
 

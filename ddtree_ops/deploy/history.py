@@ -101,6 +101,13 @@ class History:
                 newest.setdefault((item.release, item.unit_sha256), item)
         return tuple(newest.values())
 
+    def judged(self, invocation: str) -> Activation | None:
+        """The newest activation whose verdict is about this run; None: nobody judged it, or no run is named."""
+        if not invocation:
+            return None
+        found = (item for item in reversed(self.activations) if item.invocation == invocation)
+        return next((item for item in found if item.verdict is not None), None)
+
 
 def read_history(session: Session, layout: Layout) -> History:
     """The history of a service on its host. One round trip."""

@@ -493,7 +493,6 @@ def plan_prune(survey: Survey, *, keep: int) -> PrunePlan:
             hold(release.digest, f"lines of the history of {unreadable[0]} cannot be read")
         elif survey.time - release.published < _AHEAD_S:
             hold(release.digest, "pushed within a day and not activated yet")
-    stays = {digest: reasons for digest, reasons in stays.items() if reasons}
     remove = [
         item for item in sorted(survey.releases, key=lambda one: one.published) if item.digest not in stays
     ]

@@ -11,7 +11,7 @@ import difflib
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from ddtree_ops.checks.prompts import resolve_prompt
 from ddtree_ops.checks.smoke import judge_completion
 from ddtree_ops.checks.textquality import judge_text
 from ddtree_ops.deploy.audit import record
+from ddtree_ops.deploy.changed import kept_texts
 from ddtree_ops.deploy.frame import Frame
 from ddtree_ops.deploy.guard import new_lock_id, take_lock
 from ddtree_ops.deploy.history import (
@@ -33,6 +34,7 @@ from ddtree_ops.deploy.history import (
 )
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.deploy.plan import masked_unit_line, text_sha256
+from ddtree_ops.deploy.refusals import result_line
 from ddtree_ops.deploy.secrets import api_key_of, key_on_host, write_requests
 from ddtree_ops.errors import (
     CheckFailed,
@@ -376,7 +378,7 @@ class RouterDeployment:
             if bad:
                 raise PreflightError(
                     f"{len(bad)} of {len(results)} preflight checks failed",
-                    details=tuple(f"{result.name}: {result.summary}" for result in bad),
+                    details=tuple(map(result_line, bad)),
                     hint=next(
                         (result.hint for result in bad if result.hint), "mend that and deploy it again"
                     ),
@@ -460,21 +462,18 @@ class RouterDeployment:
 
     def _seen_from_host(self, worker: Worker) -> Target:
         address = worker.url.split("//", 1)[1].rsplit(":", 1)[0].strip("[]")
-        service = worker.target.service.model_copy(update={"bind": address, "nodes": None})
-        return Target(
-            host=self.host.model_copy(update={"http": "tunnel"}),
-            service=service,
-            runtime=worker.target.runtime,
-        )
+        return self._at(address, worker.target.service.port, like=worker.target, tunnel=True)
+
+    def _at(self, bind: str, port: int, *, like: Target, tunnel: bool) -> Target:
+        """What listens on an address of the router's host, or is reached from there, to be asked ``like`` a worker."""
+        host = self.host.model_copy(update={"http": "tunnel"}) if tunnel else self.host
+        service = like.service.model_copy(update={"bind": bind, "port": port, "nodes": None})
+        return Target(host=host, service=service, runtime=like.runtime)
 
     def _client(self, key: Secret | None) -> EngineClient:
         """A client of the router itself, with the key that it asks for."""
-        target = self.workers[0].target
-        update = {"bind": self.router.bind, "port": self.router.port, "nodes": None}
-        service = target.service.model_copy(update=update)
-        return EngineClient(
-            self.session, Target(host=self.host, service=service, runtime=target.runtime), key
-        )
+        target = self._at(self.router.bind, self.router.port, like=self.workers[0].target, tunnel=False)
+        return EngineClient(self.session, target, key)
 
     def _plan(self) -> None:
         seen = self._seen
@@ -573,11 +572,8 @@ class RouterDeployment:
         )
 
     def _served(self) -> dict[str, float]:
-        update = {"bind": METRICS_HOST, "port": self.router.metrics_port, "nodes": None}
-        target = self.workers[0].target
-        host = self.host.model_copy(update={"http": "tunnel"})
-        service = target.service.model_copy(update=update)
-        with EngineClient(self.session, Target(host=host, service=service, runtime=target.runtime)) as client:
+        target = self._at(METRICS_HOST, self.router.metrics_port, like=self.workers[0].target, tunnel=True)
+        with EngineClient(self.session, target) as client:
             return parse_served(client.send("GET", "/metrics", timeout=10.0).text)
 
     def _smoke(self) -> None:
@@ -595,13 +591,11 @@ class RouterDeployment:
                     wanted or served[0], prompt, max_tokens=worker.max_tokens, timeout=health.request_timeout
                 )
             found = judge_completion(chat, max_tokens=worker.max_tokens, host=self.host.name)
-            found = CheckResult(**{**vars(found), "name": "router.smoke"})
+            found = replace(found, name="router.smoke")
             after = self._served()
             by = [url for url in self.urls if after.get(url, 0) > before.get(url, 0)]
             names = [item.name for item in self.workers if item.url in by]
-            self.result.checks.append(
-                CheckResult(**{**vars(found), "facts": {**found.facts, "answered_by": names}})
-            )
+            self.result.checks.append(replace(found, facts={**found.facts, "answered_by": names}))
             text = judge_text(chat.text, completion_tokens=chat.completion_tokens)
             if found.verdict is not Verdict.PASS or text.reason is not None:
                 raise CheckFailed(text.reason or found.summary)
@@ -671,11 +665,11 @@ class RouterDeployment:
 
     def _former(self, seen: _Seen) -> str | None:
         wished = text_sha256(self.unit_text)
-        for item in seen.history.good():
-            if item.unit_sha256 != wished:
-                kept = self.session.read_file(f"{self.layout.kept_unit(item.unit_sha256)}.service")
-                if kept is not None and text_sha256(kept.decode("utf-8", "replace")) == item.unit_sha256:
-                    return kept.decode()
+        passed = [item.unit_sha256 for item in seen.history.good() if item.unit_sha256 != wished]
+        texts = kept_texts(self.session, self.layout, passed)
+        former = next((texts[sha] for sha in passed if sha in texts), None)
+        if former is not None:
+            return former
         before = seen.unit_text
         return before if before is not None and before != self.unit_text and seen.state.running else None
 

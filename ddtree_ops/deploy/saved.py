@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +21,9 @@ from typing import Any
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.deploy.plan import Observed, Plan, Wish, text_sha256
 from ddtree_ops.errors import ConfigError, OpsError, UsageError
-from ddtree_ops.inventory.models import Inventory, Target
+from ddtree_ops.inventory.models import Inventory, RuntimeSpec, Target
 from ddtree_ops.remote.session import Session
-from ddtree_ops.runtime import known_bundle
+from ddtree_ops.runtime import Bundle, known_bundle
 from ddtree_ops.secret import is_secret_name, redact
 
 __all__ = [
@@ -227,14 +227,17 @@ class Planned:
     host: str
 
 
-def look_and_plan(target: Target, session: Session) -> Planned:
+def look_and_plan(
+    target: Target, session: Session, *, known: Callable[[RuntimeSpec], Bundle | None] = known_bundle
+) -> Planned:
     """Look at a host, build the runtime where that was not done yet, and plan. Nothing is changed, no lock is taken.
 
+    :param known: gives the bundle of a runtime, where there is one in the cache.
     :raises OpsError: the host could not be looked at, or the runtime not be built.
     """
     from ddtree_ops.deploy.deployment import Deployment
 
-    deployment = Deployment(target, session, lambda event: None, bundle=known_bundle(target.runtime))
+    deployment = Deployment(target, session, lambda event: None, bundle=known(target.runtime))
     deployment.build()
     assert deployment.plan is not None
     assert deployment.observed is not None

@@ -34,6 +34,7 @@ from ddtree_ops.service.credentials import (
     secret_files,
 )
 from ddtree_ops.service.layout import Layout
+from ddtree_ops.wording import count
 
 __all__ = [
     "API_KEY",
@@ -129,7 +130,7 @@ def resolve_secrets(targets: Sequence[Target], *, only: Collection[str] | None =
         found.append(Secrets(values, told))
     if problems:
         raise ConfigError(
-            f"{len(problems)} secret{'s' if len(problems) > 1 else ''} cannot be had",
+            f"{count(len(problems), 'secret')} cannot be had",
             details=tuple(problems),
             state="nothing was contacted or changed",
             hint="put it right at the source, or name another one in the inventory",
@@ -281,10 +282,17 @@ def recorded_service(record: bytes) -> Service:
 
 def look_requests(layout: Layout, service: Service) -> list[Request]:
     """Requests that read what the host holds; their replies, in order, make a :class:`HostSecrets`."""
-    names = dict.fromkeys((ENGINE_FILE, *secret_files(service)))
+    return [Request("list_dir", {"path": layout.secrets}), *_reads(layout, _own_names(service))]
+
+
+def _own_names(service: Service) -> tuple[str, ...]:
+    """Files that are looked for: those of the service's secrets, and the engine's whether or not it has one now."""
+    return tuple(dict.fromkeys((ENGINE_FILE, *secret_files(service))))
+
+
+def _reads(layout: Layout, names: Iterable[str]) -> list[Request]:
     return [
-        Request("list_dir", {"path": layout.secrets}),
-        *(Request("read_file", {"path": f"{layout.secrets}/{name}", "max_bytes": 1 << 20}) for name in names),
+        Request("read_file", {"path": f"{layout.secrets}/{name}", "max_bytes": 1 << 20}) for name in names
     ]
 
 
@@ -292,7 +300,7 @@ def seen(service: Service, replies: Sequence[Reply]) -> HostSecrets:
     """What the replies to :func:`look_requests` say."""
     listed, *files = replies
     entries = listed.values["entries"] or ()
-    names = tuple(dict.fromkeys((ENGINE_FILE, *secret_files(service))))
+    names = _own_names(service)
     contents = {name: reply.data for name, reply in zip(names, files, strict=True) if reply.values["found"]}
     return HostSecrets(
         values=_learned(contents),
@@ -312,13 +320,8 @@ def read_host_secrets(session: Session, layout: Layout) -> HostSecrets:
     """
     files = [entry for entry in session.list_dir(layout.secrets) or () if entry.kind == "file"]
     names = tuple(entry.name for entry in files)
-    contents: dict[str, bytes] = {}
-    requests = [
-        Request("read_file", {"path": f"{layout.secrets}/{name}", "max_bytes": 1 << 20}) for name in names
-    ]
-    for name, reply in zip(names, session.ask(requests), strict=True):
-        contents[name] = reply.data
-    values = _learned(contents)
+    replies = session.ask(_reads(layout, names))
+    values = _learned({name: reply.data for name, reply in zip(names, replies, strict=True)})
     return HostSecrets(values, names, tuple(entry.name for entry in files if entry.mode & 0o077))
 
 

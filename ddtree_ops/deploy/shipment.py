@@ -14,7 +14,26 @@ from ddtree_ops.results import EventKind
 from ddtree_ops.runtime import Bundle, PatchCheck, PatchState, build, check_bundle, check_source, compare
 from ddtree_ops.service.layout import Layout
 
-__all__ = ["Shipment"]
+__all__ = ["Shipment", "runner_wanted", "step_missing"]
+
+
+def step_missing() -> OpsError:
+    """The error of a step that needs what an earlier one should have found out."""
+    return OpsError(
+        "an earlier step of the playbook is missing",
+        hint="a playbook that pushes starts with preflight, build",
+    )
+
+
+def runner_wanted(target: Target, release: str) -> dict[str, Any]:
+    """What :func:`check_bundle` and :func:`check_source` have to know of a target to judge a release in that folder."""
+    speculative = target.service.speculative
+    return {
+        "where": f"{target.name}:{release}",
+        "description": target.runtime.description,
+        "block_size": speculative.block_size if speculative else 8,
+        "budget": speculative.budget if speculative else None,
+    }
 
 
 class Shipment:
@@ -50,10 +69,7 @@ class Shipment:
     def needed(self) -> Bundle:
         """:raises OpsError: no step has built it."""
         if self.bundle is None:
-            raise OpsError(
-                "an earlier step of the playbook is missing",
-                hint="a playbook that pushes starts with preflight, build",
-            )
+            raise step_missing()
         return self.bundle
 
     def begin_check(self) -> None:
@@ -138,10 +154,4 @@ class Shipment:
         self._frame.note = f"{len(bundle.files)} files as built; runner {check.summary}"
 
     def _runner_wanted(self) -> dict[str, Any]:
-        speculative = self._target.service.speculative
-        return {
-            "where": f"{self._target.name}:{self._layout.release(self.needed().digest)}",
-            "description": self._target.runtime.description,
-            "block_size": speculative.block_size if speculative else 8,
-            "budget": speculative.budget if speculative else None,
-        }
+        return runner_wanted(self._target, self._layout.release(self.needed().digest))

@@ -7,14 +7,12 @@ one batch of requests and one look at the port, under way together.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,13 +20,14 @@ from ddtree_ops.checks.readiness import Readiness, Ready, duration
 from ddtree_ops.deploy.audit import Act, parse_audit
 from ddtree_ops.deploy.guard import Armed, describe_holder, parse_armed, unwatched
 from ddtree_ops.deploy.history import Activation, History, parse_history
+from ddtree_ops.deploy.known import KnownBundles
+from ddtree_ops.deploy.shipment import runner_wanted
 from ddtree_ops.diagnose.events import parse_decode
 from ddtree_ops.errors import ExitCode, OpsError, RemoteError, UnreachableError
-from ddtree_ops.inventory.models import Target
-from ddtree_ops.paths import cache_dir
+from ddtree_ops.inventory.models import RuntimeSpec, Target
 from ddtree_ops.remote.session import Reply, Request, Session, answers
 from ddtree_ops.results import Verdict
-from ddtree_ops.runtime import Bundle, Description, PatchState, check_source, known_bundle, load_description
+from ddtree_ops.runtime import Bundle, PatchState, check_bundle, check_source, known_bundle
 from ddtree_ops.secret import redact
 from ddtree_ops.service.control import PortOwner, UnitControl
 from ddtree_ops.service.journal import Entry, MessageId, parse_entries
@@ -158,14 +157,9 @@ class Status:
     def judged(self) -> Activation | None:
         """The activation whose verdict is about the run that is there now; None: nobody judged it."""
         seen = self.seen
-        if seen is None or not seen.state.running or not seen.state.invocation_id:
+        if seen is None or not seen.state.running:
             return None
-        found = [
-            item
-            for item in seen.history.activations
-            if item.invocation == seen.state.invocation_id and item.verdict is not None
-        ]
-        return found[-1] if found else None
+        return seen.history.judged(seen.state.invocation_id)
 
     @property
     def validated(self) -> bool:
@@ -338,9 +332,12 @@ def _runtime_name(seen: Seen) -> str | None:
 # ------------------------------------------------------------------------------------------------- the look
 
 
-def status_of(target: Target, session: Session) -> Status:
+def status_of(
+    target: Target, session: Session, *, known: Callable[[RuntimeSpec], Bundle | None] = known_bundle
+) -> Status:
     """Look at one service.
 
+    :param known: gives the bundle of a runtime, where there is one in the cache.
     :raises OpsError: the host could not be looked at.
     """
     layout, service = Layout.of(target), target.service
@@ -356,7 +353,7 @@ def status_of(target: Target, session: Session) -> Status:
         seen = replace(seen, stop=_last_stop(session, layout, seen.state.invocation_id))
     patch = Patch()
     if seen.release is not None:
-        patch = _patch(target, session, layout, seen.release)
+        patch = _patch(target, session, layout, seen.release, known(target.runtime))
     return Status(target.name, service.name, service.unit, seen=seen, patch=patch)
 
 
@@ -541,74 +538,22 @@ def _lock(reply: Reply | Exception, unit: str) -> tuple[str, str]:
 # -------------------------------------------------------------------------------------------- patch verdict
 
 
-def _patch(target: Target, session: Session, layout: Layout, release: str) -> Patch:
+def _patch(target: Target, session: Session, layout: Layout, release: str, bundle: Bundle | None) -> Patch:
     """Proven on the source of the release. Of one that this machine built itself the content is known by its digest:
     proven once and remembered; of another the few files that tell are read on the host."""
-    bundle = known_bundle(target.runtime)
-    own = bundle if bundle is not None and bundle.digest == release else None
+    folder = layout.release(release)
+    wanted = runner_wanted(target, folder)
     try:
-        description = load_description(target.runtime.description)
-        folder = layout.release(release)
-        path = _remembered(target, release, description)
-        if own is not None and (known := _recall(path)) is not None:
-            return known
-        patch = _proven(
-            target,
-            description,
-            lambda name: _content(own, name) if own is not None else session.read_file(f"{folder}/{name}"),
-        )
-    except (OpsError, ValueError) as error:
+        if bundle is not None and bundle.digest == release:
+            check = check_bundle(bundle, **wanted)
+        else:
+            check = check_source(lambda name: session.read_file(f"{folder}/{name}"), **wanted)
+    except (OpsError, OSError, ValueError) as error:
         return Patch(summary=redact(str(error)))
-    if own is not None:
-        _keep(path, patch)
-    return patch
-
-
-def _content(bundle: Bundle, name: str) -> bytes | None:
-    path = bundle.root / name
-    return path.read_bytes() if path.is_file() else None
-
-
-def _sizes(target: Target) -> tuple[int, int | None]:
-    speculative = target.service.speculative
-    return (speculative.block_size, speculative.budget) if speculative else (8, None)
-
-
-def _proven(target: Target, description: Description, read: Callable[[str], bytes | None]) -> Patch:
-    block, budget = _sizes(target)
-    check = check_source(read, description=description, block_size=block, budget=budget)
     speculative = target.service.speculative
     needed = speculative is not None and speculative.algorithm == "DDTREE"
     sized = check.sizing.ok if needed and check.sizing is not None else None
     return Patch(_WORDS[check.state], sized, check.summary)
-
-
-def _remembered(target: Target, release: str, description: Description) -> Path:
-    series = [(patch.name, hashlib.sha256(patch.content).hexdigest()) for patch in description.patches]
-    algorithm = target.service.speculative.algorithm if target.service.speculative else ""
-    what = [1, release, description.name, description.base.version, series, *_sizes(target), algorithm]
-    return cache_dir() / "verdicts" / f"{hashlib.sha256(json.dumps(what).encode()).hexdigest()}.json"
-
-
-def _recall(path: Path) -> Patch | None:
-    try:
-        known = json.loads(path.read_bytes())
-        return Patch(str(known["word"]), known["sized"], str(known["summary"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _keep(path: Path, patch: Patch) -> None:
-    """A cache that cannot be written costs time, nothing else."""
-    part = path.with_name(f".{path.name}.{id(patch)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(
-            json.dumps({"word": patch.word, "sized": patch.sized, "summary": patch.summary}), encoding="utf-8"
-        )
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------ all hosts
@@ -633,11 +578,12 @@ class Board:
 
     def look(self) -> list[Status]:
         """One status a target, in their order; a host that cannot be looked at is a status too."""
-        done = self._pool.map(self._host, self._hosts.values())
+        known = KnownBundles()
+        done = self._pool.map(lambda group: self._host(group, known), self._hosts.values())
         found = {name: iter(each) for name, each in zip(self._hosts, done, strict=True)}
         return [next(found[target.host.name]) for target in self._targets]
 
-    def _host(self, group: list[Target]) -> list[Status]:
+    def _host(self, group: list[Target], known: KnownBundles) -> list[Status]:
         found = []
         for target in group:
             name = target.host.name
@@ -645,7 +591,7 @@ class Board:
                 session = self._sessions.get(name)
                 if session is None:
                     session = self._sessions[name] = self._connect(target)
-                found.append(status_of(target, session))
+                found.append(status_of(target, session, known=known))
             except OpsError as error:
                 if isinstance(error, UnreachableError) and name in self._sessions:
                     self._sessions.pop(name).close()

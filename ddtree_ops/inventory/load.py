@@ -54,7 +54,7 @@ from ddtree_ops.inventory.yaml_source import (
     suggestion,
 )
 from ddtree_ops.paths import INVENTORY_BY_OPTION, config_dir, shipped
-from ddtree_ops.secret import redact
+from ddtree_ops.secret import is_secret_flag
 
 __all__ = ["find_file", "inventory_schema", "load_inventory", "merge", "resolve", "service_problems"]
 
@@ -328,7 +328,7 @@ def _argument_problems(arguments: Iterable[str], algorithm: str) -> Iterator[tup
             known = "speculative.block_size"
         if known:
             yield key, f"use the field {known} of the service instead"
-        elif redact(f"--{key} x") != f"--{key} x":
+        elif is_secret_flag(key):
             name = plain.replace("-", "_")
             yield (
                 key,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from ddtree_ops.inventory.models import Host, Service
 from ddtree_ops.inventory.yaml_source import KeyPath, suggestion
 
-__all__ = ["cluster_address", "join_nodes", "node_problems", "partial", "whole"]
+__all__ = ["Pairs", "cluster_address", "join_nodes", "node_problems", "partial", "whole"]
 
 _AGREE = ("nodes", "runtime", "tensor_parallel", "speculative", "args")
 """Fields of a service that its nodes must have alike: what differs there ends as a hang or a shape error."""

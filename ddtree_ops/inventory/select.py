@@ -100,7 +100,6 @@ def _whole_services(inventory: Inventory, targets: Sequence[Target]) -> None:
         )
 
 
-_Pairs = set[tuple[str, str]]
 _RANGE = re.compile(r"\[([0-9]+-[0-9]+(?:,[0-9]+(?:-[0-9]+)?)*|[0-9]+(?:,[0-9]+(?:-[0-9]+)?)+)\]")
 _MOST = 10_000
 
@@ -110,7 +109,7 @@ def _split(text: str) -> list[str]:
     return [word.strip() for word in re.split(r",(?![^\[]*\])", text)]
 
 
-def _combined(inventory: Inventory, text: str, option: str) -> _Pairs:
+def _combined(inventory: Inventory, text: str, option: str) -> nodes.Pairs:
     """What an option's patterns name together, those with ``&`` and ``!`` among them."""
     try:
         targets = select(inventory, [text], whole=False)
@@ -120,9 +119,9 @@ def _combined(inventory: Inventory, text: str, option: str) -> _Pairs:
     return {(target.host.name, target.service.name) for target in targets}
 
 
-def _named(inventory: Inventory, words: Sequence[str]) -> _Pairs:
+def _named(inventory: Inventory, words: Sequence[str]) -> nodes.Pairs:
     """Services of hosts that patterns name. :raises UsageError: one that names none."""
-    wanted: _Pairs = set()
+    wanted: nodes.Pairs = set()
     for word in words:
         host_pattern, slash, service_pattern = word.partition("/")
         found = _hosts(inventory, host_pattern)

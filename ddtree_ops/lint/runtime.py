@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_ops import launchflags, sizing
 from ddtree_ops.launchflags import ARGS_PATH, Flag, FlagsError, FlagSet, read_flags
+from ddtree_ops.runtime.kept import place_of
 
 if TYPE_CHECKING:
     from ddtree_ops.runtime import Bundle
@@ -67,8 +68,8 @@ def facts_of(bundle: Bundle) -> RuntimeFacts:
 
 
 def _facts_of(bundle: Bundle) -> RuntimeFacts:
-    folder = bundle.root.parent
-    place = folder / "launch-flags.json" if folder.name == bundle.digest else None
+    folder = place_of(bundle)
+    place = None if folder is None else folder / "launch-flags.json"
     reader = _reader()
     if place is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

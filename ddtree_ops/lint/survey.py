@@ -14,7 +14,7 @@ from ddtree_ops.lint.model import Finding, Severity
 from ddtree_ops.lint.places import located
 from ddtree_ops.lint.run import RULES, lint
 from ddtree_ops.lint.runtime import facts_of
-from ddtree_ops.runtime import build
+from ddtree_ops.runtime import Bundle, build
 from ddtree_ops.wording import count
 
 __all__ = ["Survey", "Surveyed", "survey"]
@@ -98,8 +98,10 @@ def survey(
 
     def found() -> Iterator[Surveyed]:
         document = load_document(Path(inventory).expanduser(), defer=True)
+        bundles: dict[str, Bundle] = {}
         for target in targets:
-            bundle = build(target.runtime, progress=progress)
+            key = repr(target.runtime)
+            bundle = bundles[key] = bundles.get(key) or build(target.runtime, progress=progress)
             facts = facts_of(bundle)
             findings = located(lint(target, facts), target, document, settings=settings, runtime=runtime)
             yield Surveyed(target, bundle.digest, len(facts.flags.flags) if facts.flags else 0, findings)

@@ -106,7 +106,7 @@ Step = Plain | Wait | Smoke | Halt | GoBack
 """Any step; ``kind`` names it, ``arguments`` holds its settings."""
 _AnyStep = Annotated[Step, Field(discriminator="kind")]
 
-STEPS: Mapping[str, type[Plain] | type[Wait] | type[Smoke] | type[Halt] | type[GoBack]] = {
+STEPS: Mapping[str, type[Step]] = {
     "lint": Plain,
     "preflight": Plain,
     "build": Plain,

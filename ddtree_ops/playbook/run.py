@@ -361,9 +361,8 @@ def _run_one(
 def _interruption(deployment: Deployment) -> Interrupted:
     host, safety, switched = deployment.target.host.name, deployment.hold.safety, deployment.activation
     again = safety.same_again(host)
-    if (
-        safety.command == "rollback" and switched is not None
-    ):  # what "the newest other" is has changed with the switch
+    # What "the newest other" is has changed with the switch.
+    if safety.command == "rollback" and switched is not None:
         again = f"ddtree-ops rollback {host} --to {switched.id}"
     return Interrupted(
         f"interrupted during {deployment.frame.step or 'the start'}",

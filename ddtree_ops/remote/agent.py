@@ -401,15 +401,15 @@ def stop_child(child: subprocess.Popen[bytes]) -> None:
     signal_group(child, signal.SIGKILL)
 
 
-def spawn(call: Call, args: dict[str, Any], piped: bool) -> subprocess.Popen[bytes]:
-    argv = args["argv"]
-    extra = environment(args.get("env"))
+def spawn(
+    call: Call, args: dict[str, Any], piped: bool, errors: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
-        argv,
+        args["argv"],
         stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=extra,
+        stderr=errors,
+        env=environment(args.get("env")),
         cwd=args.get("cwd"),
         start_new_session=True,
     )
@@ -417,6 +417,21 @@ def spawn(call: Call, args: dict[str, Any], piped: bool) -> subprocess.Popen[byt
         call.agent.children.add(child)
     call.when_cancelled(lambda: stop_child(child))
     return child
+
+
+def reap(call: Call, child: subprocess.Popen[bytes]) -> None:
+    """End a command that still runs, and let go of it."""
+    if child.poll() is None:
+        stop_child(child)
+        child.wait()
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None and not pipe.closed:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+    with call.agent.guard:
+        call.agent.children.discard(child)
 
 
 def pump(call: Call, child: subprocess.Popen[bytes], data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -468,17 +483,7 @@ def pump(call: Call, child: subprocess.Popen[bytes], data: bytes) -> Iterator[tu
                 continue
     finally:
         selector.close()
-        if child.poll() is None:
-            stop_child(child)
-            child.wait()
-        for pipe in (child.stdin, child.stdout, child.stderr):
-            if pipe is not None and not pipe.closed:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
-        with call.agent.guard:
-            call.agent.children.discard(child)
+        reap(call, child)
 
 
 def missing_command(error: OSError, argv: list[str]) -> tuple[int, bytes]:
@@ -536,18 +541,8 @@ def op_program(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, byte
     started: list[subprocess.Popen[bytes]] = []
 
     def start(argv: list[str]) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment(None),
-            start_new_session=True,
-        )
+        child = spawn(call, {"argv": argv}, False, subprocess.STDOUT)
         started.append(child)
-        with call.agent.guard:
-            call.agent.children.add(child)
-        call.when_cancelled(lambda: stop_child(child))
         return child
 
     names: dict[str, Any] = {"__name__": args["name"]}
@@ -556,13 +551,7 @@ def op_program(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, byte
         found = names["answer"](args["given"], start)
     finally:
         for child in started:
-            if child.poll() is None:
-                stop_child(child)
-                child.wait()
-            assert child.stdout is not None
-            child.stdout.close()
-            with call.agent.guard:
-                call.agent.children.discard(child)
+            reap(call, child)
     return {}, json.dumps(found, separators=(",", ":")).encode()
 
 
@@ -1024,13 +1013,14 @@ def op_check_release(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any
         with open(os.path.join(target, MANIFEST), "rb") as source:
             manifest = source.read()
         if os.path.islink(target) or hashlib.sha256(manifest).hexdigest() != args["manifest"]:
-            return {"whole": False}, b""
+            raise ValueError("another one")
         rows = [
             [row["path"], row["mode"], row["size"], row["sha256"]] for row in json.loads(manifest)["files"]
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        return {"whole": False, "problems": ["its manifest is missing, damaged, or another one"]}, b""
-    problems = check_release(call, target, rows, manifest)
+        problems = ["its manifest is missing, damaged, or another one"]
+    else:
+        problems = check_release(call, target, rows, manifest)
     return {"whole": not problems, "problems": problems[:20], "count": len(problems)}, b""
 
 
@@ -1339,7 +1329,7 @@ PYCACHE_FILE = re.compile(r"(.+)\.[a-z]+-\d+[a-z]*(?:\.opt-[0-9a-z]+)?\.pyc")
 
 def folder_sizes(root: str) -> dict[str, int]:
     """Files and bytes below a folder; ``own_bytes`` are those that no name elsewhere holds too."""
-    files, size, own = 0, 0, 0
+    files, size = 0, 0
     inside: dict[tuple[int, int], list[int]] = {}
     for info in walk(root)[0].values():
         files += 1
@@ -1409,6 +1399,16 @@ def service_of(root: str, unit: str) -> dict[str, Any]:
     }
 
 
+def remove_aside(call: Call, releases: str, name: str) -> int | None:
+    """Remove a folder of releases, out of sight before its first file goes: the bytes freed; None where it has gone."""
+    aside = claim(releases, name, own_token(call.agent, "gone"))
+    if aside is None:
+        return None
+    freed = folder_sizes(aside)["own_bytes"]
+    discard(aside)
+    return freed
+
+
 def op_prune(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]:
     """Remove releases, unit files, leftovers and byte code below a deploy root.
 
@@ -1430,18 +1430,16 @@ def op_prune(call: Call, args: dict[str, Any], data: bytes) -> tuple[Any, bytes]
         if users:
             refused.append([digest, users[0]])
             continue
-        aside = claim(releases, digest, own_token(call.agent, "gone"))
-        if aside is not None:
-            freed += folder_sizes(aside)["own_bytes"]
-            discard(aside)
+        size = remove_aside(call, releases, digest)
+        if size is not None:
+            freed += size
             removed.append(digest)
     swept = 0
     for name in leftovers(releases) if args["leftovers"] and os.path.isdir(releases) else []:
         call.check()
-        aside = claim(releases, name, own_token(call.agent, "gone"))
-        if aside is not None:
-            freed += folder_sizes(aside)["own_bytes"]
-            discard(aside)
+        size = remove_aside(call, releases, name)
+        if size is not None:
+            freed += size
             swept += 1
     unit_files = 0
     for unit, name in args["unit_files"]:
@@ -1944,7 +1942,7 @@ def facts() -> dict[str, Any]:
         "uid": uid,
         "user": user,
         "pid": os.getpid(),
-        "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
+        "boot_id": boot_id(),
         "machine_id": text_of("/etc/machine-id"),
         "time": time.time(),
     }

@@ -220,9 +220,16 @@ class AgentError(RemoteError):
     """A failure that the agent reported; ``code`` is its stable name (``no_space``, ``refused``, ``ENOENT`` ...)."""
 
     def __init__(
-        self, message: str, *, code: str, host: str, hint: str = "", details: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        code: str,
+        host: str,
+        state: str = "",
+        hint: str = "",
+        details: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(message, host=host, hint=hint, details=details)
+        super().__init__(message, host=host, state=state, hint=hint, details=details)
         self.code = code
 
 
@@ -351,6 +358,7 @@ class Session:
             self.close()
             raise
         threading.Thread(target=self._beat, name=f"beat-{host}", daemon=True).start()
+        threading.Thread(target=self._tell_cancels, name=f"cancel-{host}", daemon=True).start()
 
     def _greet(self, start: bytes, deadline: float, python: str) -> None:
         with suppress(OSError):
@@ -408,13 +416,7 @@ class Session:
 
     def _beat(self) -> None:
         spoke = time.monotonic()
-        while not self._closed.is_set():
-            with suppress(Empty):
-                number = self._cancels.get(timeout=min(1.0, self._pace))
-                if number is not None:
-                    with suppress(UnreachableError):
-                        self._post({"op": "cancel", "to": number}, op="cancel")
-                continue
+        while not self._closed.wait(min(1.0, self._pace)):
             if time.monotonic() - spoke < self._pace:
                 continue
             spoke = time.monotonic()
@@ -432,12 +434,22 @@ class Session:
                 finally:
                     self._sending.release()
 
-    def _lose(self, reason: str) -> None:
+    def _tell_cancels(self) -> None:
+        with suppress(UnreachableError):
+            for number in iter(self._cancels.get, None):
+                self._post({"op": "cancel", "to": number}, op="cancel")
+
+    def _end(self, reason: str) -> None:
+        """Nothing is sent from now on; the first reason stays."""
         with self._guard:
             if not self._closed.is_set():
                 self._reason = reason
                 self._closed.set()
                 self._cancels.put(None)
+
+    def _lose(self, reason: str) -> None:
+        with self._guard:
+            self._end(reason)
             calls = list(self._calls.values())
         for call in calls:
             call.frames.put(None)
@@ -527,7 +539,13 @@ class Session:
         if error["code"] == "deadline":
             limit = "" if deadline is None else f" ({deadline:g} s)"
             return DeadlineError(message + limit, host=self.host, hint=hint, details=details)
-        return AgentError(message, code=error["code"], host=self.host, hint=hint, details=details)
+        state = ""
+        if error["code"] == "no_space":
+            state = "no half release was left there; what serves keeps serving"
+            hint = f"ddtree-ops prune {self.host}   (or {hint})"
+        return AgentError(
+            message, code=error["code"], host=self.host, state=state, hint=hint, details=details
+        )
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -679,24 +697,6 @@ class Session:
         :param manifest: JSON with a ``files`` list of objects with ``path`` and ``sha256``.
         :raises RemoteError: no space, verification failed; the host keeps no half release.
         """
-        try:
-            return self._publish(source, files, releases_dir, digest, manifest, progress, deadline)
-        except AgentError as error:
-            if error.code == "no_space":
-                error.hint = f"ddtree-ops prune {self.host}   (or {error.hint})"
-                error.state = "no half release was left there; what serves keeps serving"
-            raise
-
-    def _publish(
-        self,
-        source: Path,
-        files: Sequence[FileEntry],
-        releases_dir: str,
-        digest: str,
-        manifest: bytes,
-        progress: Any,
-        deadline: float,
-    ) -> PublishResult:
         rows = [[entry.path, entry.mode, entry.size, entry.sha256] for entry in files]
         listing = json.dumps(rows, separators=(",", ":")).encode()
         args = {"releases_dir": releases_dir, "digest": digest, "listing": len(listing)}
@@ -881,11 +881,7 @@ class Session:
 
     def close(self) -> None:
         """End the agent, with its commands and locks, and the connection. May be called twice."""
-        with self._guard:
-            if not self._closed.is_set():
-                self._reason = "the session is closed"
-                self._closed.set()
-                self._cancels.put(None)
+        self._end("the session is closed")
         self._transport.close()
         self._reader.join(5.0)
         self._transport.release()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from ddtree_ops.report.summary import indented, say
+from ddtree_ops.report.summary import indented, say, table_lines
 from ddtree_ops.results import CheckResult, Verdict
 
 if TYPE_CHECKING:
@@ -31,16 +31,8 @@ def print_doctor(console: Console, found: Sequence[Examination], *, everything: 
 
     :param everything: the checks that passed too.
     """
-    rows = [_cells(one) for one in found]
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    widths[-1] = 0
-    say(console, Text(" ".join(f"{name:<{width}}" for name, width in zip(_HEAD, widths, strict=True)), "dim"))
-    for one, cells in zip(found, rows, strict=True):
-        styles = ["bold cyan", _MARK[one.verdict][2], "", "", "", "", ""]
-        line = Text()
-        for value, width, style in zip(cells, widths, styles, strict=True):
-            line.append(f"{value:<{width}} ", style)
-        line.rstrip()
+    styles = [["bold cyan", _MARK[one.verdict][2], "", "", "", "", ""] for one in found]
+    for line in table_lines(_HEAD, [_cells(one) for one in found], styles):
         say(console, line)
     for one in found:
         for check in one.checks:

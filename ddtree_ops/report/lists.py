@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ddtree_ops.report.summary import indented, print_plan, say
 from ddtree_ops.results import Verdict
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ def print_releases(console: Console, host: str, found: HostReleases) -> None:
         console,
         Text.assemble(
             (f"{host} ", "bold cyan"),
-            f"{len(found.releases)} release{'' if len(found.releases) == 1 else 's'}, {found.free_bytes / 2**30:.1f} GiB free",
+            f"{count(len(found.releases), 'release')}, {found.free_bytes / 2**30:.1f} GiB free",
         ),
     )
     for release in found.releases:
@@ -140,8 +141,8 @@ def print_audit(console: Console, host: str, audit: HostAudit, *, lines: int) ->
         say(console, line, indent=2)
         if entry.detail:
             indented(console, entry.detail, 4, "dim")
-    for path, count in audit.damaged.items():
-        _damaged(console, count, path)
+    for path, lines_lost in audit.damaged.items():
+        _damaged(console, lines_lost, path)
 
 
 def print_pruned(console: Console, host: str, pruned: Pruned) -> None:
@@ -161,9 +162,9 @@ def print_pruned(console: Console, host: str, pruned: Pruned) -> None:
         indented(console, pruned.note, 2, "yellow")
 
 
-def _damaged(console: Console, count: int, where: str) -> None:
-    if count:
-        text = f"{count} line{'' if count == 1 else 's'} of {where} cannot be read: what they said is not known here"
+def _damaged(console: Console, lines: int, where: str) -> None:
+    if lines:
+        text = f"{count(lines, 'line')} of {where} cannot be read: what they said is not known here"
         indented(console, text, 2, "yellow")
 
 

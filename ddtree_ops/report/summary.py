@@ -29,6 +29,7 @@ __all__ = [
     "print_plan",
     "print_results",
     "say",
+    "table_lines",
 ]
 
 _STYLE = {
@@ -218,6 +219,22 @@ def say(console: Console, line: Text, *, indent: int = 0) -> None:
     hang = indent + 2
     for number, part in enumerate(folded(line, max(console.width - hang, 20))):
         console.print(Text(" " * (hang if number else indent)).append_text(part), soft_wrap=True)
+
+
+def table_lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[Sequence[str]]
+) -> list[Text]:
+    """A table, its head first: columns as wide as what stands in them, but the last; ``styles`` of each cell of ``rows``."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    widths[-1] = 0
+    lines = [Text(" ".join(f"{name:<{width}}" for name, width in zip(head, widths, strict=True)), "dim")]
+    for cells, looks in zip(rows, styles, strict=True):
+        line = Text()
+        for value, width, look in zip(cells, widths, looks, strict=True):
+            line.append(f"{value:<{width}} ", look)
+        line.rstrip()
+        lines.append(line)
+    return lines
 
 
 _WORD = r"(?:'[^']*'|[^\s;,()'])+"

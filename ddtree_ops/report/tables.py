@@ -12,7 +12,8 @@ from ddtree_ops.deploy.drift import DriftReport, Severity
 from ddtree_ops.deploy.history import Activation
 from ddtree_ops.deploy.status import Patch, Status
 from ddtree_ops.errors import ExitCode
-from ddtree_ops.report.summary import indented, say
+from ddtree_ops.report.summary import indented, say, table_lines
+from ddtree_ops.wording import count
 
 __all__ = ["ago", "print_drift", "print_status"]
 
@@ -31,7 +32,7 @@ def print_drift(console: Console, reports: Sequence[DriftReport]) -> None:
         counts = [sum(item.severity is severity for item in report.findings) for severity in Severity]
         if report.drift:
             words = [
-                f"{number} {word}{'s' if number > 1 else ''}"
+                count(number, word)
                 for number, word in zip(counts, ("error", "warning"), strict=False)
                 if number
             ]
@@ -74,19 +75,14 @@ def ago(seconds: float) -> str:
 
 def print_status(console: Console, rows: Sequence[Status]) -> None:
     """One line a service in columns that fit 80, then what else is known of it, under itself."""
-    cells = [_cells(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(_HEAD, *cells, strict=True)]
-    say(
-        console,
-        Text(" ".join(f"{name:<{width}}" for name, width in zip(_HEAD, widths, strict=True)).rstrip(), "dim"),
-    )
-    for row, values in zip(rows, cells, strict=True):
-        style = _CODE.get(row.exit_code, "bold red")
-        styles = ["bold cyan", style, "", "", "", _READY.get(row.ready, ""), "", ""]
-        line = Text()
-        for value, width, look in zip(values, widths, styles, strict=True):
-            line.append(f"{value:<{width}} ", look)
-        line.rstrip()
+    codes = [_CODE.get(row.exit_code, "bold red") for row in rows]
+    styles = [
+        ["bold cyan", code, "", "", "", _READY.get(row.ready, ""), "", ""]
+        for row, code in zip(rows, codes, strict=True)
+    ]
+    head, *lines = table_lines(_HEAD, [_cells(row) for row in rows], styles)
+    say(console, head)
+    for row, style, line in zip(rows, codes, lines, strict=True):
         say(console, line)
         if row.problem:
             indented(console, row.problem, 4, style)

@@ -35,6 +35,7 @@ from ddtree_ops.runtime.tree import (
     plain_path,
 )
 from ddtree_ops.runtime.wheel import fetch_wheel, sha256_of, sweep
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.inventory.models import RuntimeSpec
@@ -186,7 +187,7 @@ def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:
         changes, applied = apply_series(tree.read, patches)
         if progress:
             fresh = sum(not one.already for one in applied)
-            progress(f"building from {tree.label} with {fresh} patch{'' if fresh == 1 else 'es'}")
+            progress(f"building from {tree.label} with {count(fresh, 'patch')}")
         bundle = _store(tree, changes)
         origin = {
             "base": base.facts(tree),

@@ -6,9 +6,9 @@ import re
 
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import ENGINE_SECRETS, Node, Service
-from ddtree_ops.secret import redact
+from ddtree_ops.secret import is_secret_flag
 
-__all__ = ["launch_argv"]
+__all__ = ["flag_words", "launch_argv"]
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -23,7 +23,8 @@ _ALIASES = {
 _BLOCK_DRAFTERS = ("DFLASH", "DDTREE")
 
 
-def _words(flag: str, value: bool | int | float | str | list[int | float | str] | None) -> list[str]:
+def flag_words(flag: str, value: bool | int | float | str | list[int | float | str] | None) -> list[str]:
+    """Words of one flag. :raises ConfigError: a list that is empty, or of which an item would be read as a flag."""
     if value is None or value is False:
         return []
     if value is True:
@@ -78,7 +79,7 @@ def launch_argv(service: Service, node: Node | None = None) -> list[str]:
     argv = [f"{service.venv.rstrip('/')}/bin/python", "-m", "sglang.launch_server"]
     written: dict[str, str] = {}
     for name, value in typed:
-        words = _words(f"--{name}", value)
+        words = flag_words(f"--{name}", value)
         if words:
             written[name] = "a field of the service"
         argv += words
@@ -89,7 +90,7 @@ def launch_argv(service: Service, node: Node | None = None) -> list[str]:
                 hint="write the flag without its dashes, such as mem-fraction-static",
             )
         canonical = _ALIASES.get(key.replace("_", "-"), key.replace("_", "-"))
-        words = _words(f"--{key}", value)
+        words = flag_words(f"--{key}", value)
         if not words:
             continue
         if canonical in written:
@@ -97,7 +98,7 @@ def launch_argv(service: Service, node: Node | None = None) -> list[str]:
                 f"service {service.name or service.unit}: args.{key} is already written by {written[canonical]}",
                 hint=f"remove args.{key} and set the field, or keep only one of the two keys",
             )
-        if not isinstance(value, bool) and redact(f"--{key} x") != f"--{key} x":
+        if not isinstance(value, bool) and is_secret_flag(key):
             raise ConfigError(
                 f"service {service.name or service.unit}: args.{key} would put a secret on the command line",
                 hint=f"write where it comes from under secrets of the service, as {canonical.replace('-', '_')}"

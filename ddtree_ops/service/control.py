@@ -536,7 +536,7 @@ class UnitControl:
         (done,) = self._commands(
             _run("systemctl", "kill", "--kill-who=all", "--signal=SIGKILL", "--", self.unit)
         )
-        if done.rc != 0 and not self.state().active_state == "inactive":
+        if done.rc != 0 and self.state().active_state != "inactive":
             raise RemoteError(
                 f"systemctl kill {self.unit} failed (exit status {done.rc})",
                 host=self.session.host,

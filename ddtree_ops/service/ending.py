@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from ddtree_ops.service.journal import Entry, MessageId
 from ddtree_ops.service.state import signal_name
+from ddtree_ops.wording import count
 
 __all__ = ["Drain", "Ending", "EndingKind"]
 
@@ -99,7 +100,7 @@ class Drain:
             return "it has not said yet how many requests remain"
         if not self.remaining:
             return "drained: no request remains"
-        which = f"{self.remaining} request{'' if self.remaining == 1 else 's'}"
+        which = count(self.remaining, "request")
         if self.leaking:
             named = f" ({', '.join(rid[:12] for rid in self.rids[:3])})" if self.rids else ""
             return (
@@ -199,9 +200,7 @@ class Ending:
         )
 
     def _counted(self) -> str:
-        many = (
-            f"{self.remaining} request{'' if self.remaining == 1 else 's'}" if self.remaining else "requests"
-        )
+        many = count(self.remaining, "request") if self.remaining else "requests"
         return f"the server still counted {many}"
 
     def describe(self) -> str:

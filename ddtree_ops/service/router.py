@@ -14,13 +14,10 @@ from collections.abc import Sequence
 
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import Host, Router
-from ddtree_ops.secret import redact
-from ddtree_ops.service.argv import _words as words
+from ddtree_ops.secret import is_secret_flag
+from ddtree_ops.service.argv import flag_words
 from ddtree_ops.service.layout import Layout
-from ddtree_ops.service.unit import _USER, HEADER, quote_environment
-from ddtree_ops.service.unit import _exec_start as exec_start
-from ddtree_ops.service.unit import _literal as literal
-from ddtree_ops.service.unit import _seconds as seconds
+from ddtree_ops.service.unit import HEADER, USER_NAME, exec_start, literal, quote_environment, seconds
 
 __all__ = [
     "KEY_FILE",
@@ -80,12 +77,12 @@ def router_arguments(router: Router, urls: Sequence[str]) -> list[str]:
                 f"router {router.name}: args.{key} is already written by a field of the router",
                 hint="remove it and set the field: service, hosts, bind, port, policy, metrics_port, health.interval",
             )
-        if not isinstance(value, bool) and redact(f"--{key} x") != f"--{key} x":
+        if not isinstance(value, bool) and is_secret_flag(key):
             raise ConfigError(
                 f"router {router.name}: args.{key} would put a secret on the command line",
                 hint="the key of the workers is taken from the secrets of their service",
             )
-        argv += words(f"--{key}", value)
+        argv += flag_words(f"--{key}", value)
     return argv
 
 
@@ -106,7 +103,7 @@ def render_router_unit(host: Host, router: Router, urls: Sequence[str], *, with_
     """
     layout = router_layout(host, router)
     user, restart = router.user or "root", router.restart
-    if not _USER.fullmatch(user):
+    if not USER_NAME.fullmatch(user):
         raise ConfigError(f"router {router.name}: user {user!r} is not a user name")
     interval = restart.interval if restart.interval is not None else restart.burst * (restart.delay + 30) + 60
     environment = {

@@ -18,10 +18,14 @@ from ddtree_ops.service.layout import Layout
 
 __all__ = [
     "HEADER",
+    "USER_NAME",
+    "exec_start",
+    "literal",
     "quote_environment",
     "quote_exec",
     "quote_executable",
     "render_unit",
+    "seconds",
     "start_limit_interval",
 ]
 
@@ -29,7 +33,7 @@ HEADER = "# Written by ddtree-ops; edits are reported as drift and replaced by t
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}\$?|\d{1,10}")
+USER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}\$?|\d{1,10}")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "%": "%%"}
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -104,7 +108,7 @@ def quote_environment(name: str, value: str) -> str:
     return f'"{name}={_escape(value, {})}"'
 
 
-def _literal(text: str, what: str) -> str:
+def literal(text: str, what: str) -> str:
     """A setting that systemd does not unquote: one line, ``%`` doubled, no backslash at its end."""
     _refuse_unspeakable(text, what)
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -118,7 +122,8 @@ def _path(path: str, what: str) -> str:
     return path.replace("%", "%%")
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
+    """A span of seconds as settings have it."""
     if math.isinf(value):
         return "infinity"
     return f"{value:.3f}".rstrip("0").rstrip(".") + "s"
@@ -137,14 +142,14 @@ def start_limit_interval(service: Service) -> float:
         return math.ceil(restart.burst * (restart.delay + service.health.load_timeout)) + 60.0
     if restart.interval <= restart.burst * restart.delay:
         raise ConfigError(
-            f"service {service.name or service.unit}: restart.interval {_seconds(restart.interval)} can never hold "
-            f"{restart.burst} restarts {_seconds(restart.delay)} apart: a crash would loop for ever",
+            f"service {service.name or service.unit}: restart.interval {seconds(restart.interval)} can never hold "
+            f"{restart.burst} restarts {seconds(restart.delay)} apart: a crash would loop for ever",
             hint="leave restart.interval out, then it is computed from burst, delay and health.load_timeout",
         )
     return restart.interval
 
 
-def _exec_start(argv: list[str], more: Sequence[str] = ()) -> list[str]:
+def exec_start(argv: list[str], more: Sequence[str] = ()) -> list[str]:
     """``ExecStart`` over several lines, one flag with its values a line, so that differences read well.
 
     :param more: lines that systemd is to expand, quoted already.
@@ -222,14 +227,14 @@ def render_unit(target: Target) -> str:
     """
     service, layout = target.service, Layout.of(target)
     user = service.user or "root"
-    if not _USER.fullmatch(user):
+    if not USER_NAME.fullmatch(user):
         raise ConfigError(f"service {service.name or service.unit}: user {user!r} is not a user name")
     if service.health.stop_timeout <= 0:
         raise ConfigError(
             f"service {service.name or service.unit}: health.stop_timeout 0 means no limit to systemd",
             hint="a drain may never end in 0.5.11: give it a limit such as 120s",
         )
-    description = _literal(service.description or f"SGLang {service.name or service.unit}", "description")
+    description = literal(service.description or f"SGLang {service.name or service.unit}", "description")
     restart, limits = service.restart, service.limits
     lines = [
         HEADER,
@@ -237,7 +242,7 @@ def render_unit(target: Target) -> str:
         f"Description={description}",
         "Wants=network-online.target",
         "After=network-online.target remote-fs.target",
-        f"StartLimitIntervalSec={_seconds(start_limit_interval(service))}",
+        f"StartLimitIntervalSec={seconds(start_limit_interval(service))}",
         f"StartLimitBurst={restart.burst}",
         "",
         "[Service]",
@@ -247,16 +252,16 @@ def render_unit(target: Target) -> str:
         *(f"Environment={quote_environment(*item)}" for item in _environment(service, layout).items()),
         *_secrets(service, layout),
         " \\\n".join(
-            _exec_start(
+            exec_start(
                 launch_argv(service, target.node),
                 (f"--config {CONFIG_WORD}",) if ENGINE_FILE in secret_files(service) else (),
             )
         ),
         f"Restart={restart.policy}",
-        f"RestartSec={_seconds(restart.delay)}",
+        f"RestartSec={seconds(restart.delay)}",
         "RestartPreventExitStatus=2",
         "TimeoutStartSec=120s",
-        f"TimeoutStopSec={_seconds(service.health.stop_timeout)}",
+        f"TimeoutStopSec={seconds(service.health.stop_timeout)}",
         f"KillMode={service.kill_mode}",
         "KillSignal=SIGTERM",
         "OOMPolicy=stop",

@@ -567,3 +567,15 @@ def test_a_stream_that_the_garbage_collector_closes_waits_for_no_lock(
     assert not thread.is_alive()
     wait_until(lambda: not alive(int(data)))
     assert own.run(["true"]).rc == 0
+
+
+def test_a_dead_host_is_noticed_while_a_cancel_waits_for_what_is_being_sent(
+    own: Session, wait_until: Callable[..., None]
+) -> None:
+    stream = own.stream(["sleep", "600"])
+    with own._sending:
+        stream.close()
+        own._pace, own._heard = 0.05, float("-inf")
+        wait_until(own._closed.is_set)
+    with pytest.raises(UnreachableError, match="no sign of life"):
+        own.run(["true"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,6 @@ class Facts:
     gpus: tuple[GPUFacts, ...] = ()
     processes: tuple[Process, ...] = ()
     driver_loaded: bool = False
-    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @cache
@@ -252,7 +251,6 @@ def parse_facts(answer: bytes) -> Facts:
         gpus=_gpus(smi),
         processes=tuple(_process(item) for item in raw["processes"]),
         driver_loaded=raw["driver_loaded"],
-        raw=raw,
     )
 
 

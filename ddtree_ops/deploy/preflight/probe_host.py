@@ -146,7 +146,6 @@ def manager() -> dict[str, Any]:
             if line.startswith(name):
                 hard = line[len(name) :].split()[1]
                 found[key] = None if hard == "unlimited" else int(hard)
-                found[key + "_known"] = True
     caps = re.search(r"^CapEff:\s*([0-9a-f]+)", text_of("/proc/1/status"), re.MULTILINE)
     if caps:
         found["may_raise"] = bool(int(caps.group(1), 16) >> 24 & 1)  # CAP_SYS_RESOURCE
@@ -206,7 +205,7 @@ def kernel_log(answer: list[Any]) -> dict[str, Any]:
     status, text = answer
     lines = text.splitlines() if status == 0 else []
     telling = [line for line in lines if any(word in line for word in KERNEL_WORDS)]
-    return {"lines": len(lines), "telling": telling[-50:], "error": "" if status == 0 else text[:300]}
+    return {"lines": len(lines), "telling": telling[-50:]}
 
 
 # ---------------------------------------------------------------------------------------------------- weights
