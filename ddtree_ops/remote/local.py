@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -32,6 +33,8 @@ class PipeTransport:
         self.pid = self._process.pid
 
     def send(self, data: bytes) -> None:
+        if self._stdin.closed:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         view = memoryview(data)
         while view:
             view = view[os.write(self._stdin.fileno(), view) :]

@@ -358,7 +358,8 @@ class Session:
             self.close()
             raise
         threading.Thread(target=self._beat, name=f"beat-{host}", daemon=True).start()
-        threading.Thread(target=self._tell_cancels, name=f"cancel-{host}", daemon=True).start()
+        self._teller = threading.Thread(target=self._tell_cancels, name=f"cancel-{host}", daemon=True)
+        self._teller.start()
 
     def _greet(self, start: bytes, deadline: float, python: str) -> None:
         with suppress(OSError):
@@ -470,6 +471,8 @@ class Session:
         frame = encode(head, data)
         try:
             with self._sending:
+                if self._closed.is_set():
+                    raise self._lost_error(op)
                 for start in range(0, len(frame), PIECE):
                     self._transport.send(frame[start : start + PIECE])
         except OSError as error:
@@ -882,7 +885,12 @@ class Session:
     def close(self) -> None:
         """End the agent, with its commands and locks, and the connection. May be called twice."""
         self._end("the session is closed")
-        self._transport.close()
+        alone = self._sending.acquire(timeout=1.0)
+        try:
+            self._transport.close()
+        finally:
+            if alone:
+                self._sending.release()
         self._reader.join(5.0)
         self._transport.release()
 

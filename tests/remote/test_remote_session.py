@@ -579,3 +579,28 @@ def test_a_dead_host_is_noticed_while_a_cancel_waits_for_what_is_being_sent(
         wait_until(own._closed.is_set)
     with pytest.raises(UnreachableError, match="no sign of life"):
         own.run(["true"])
+
+
+def test_a_cancel_that_waits_while_the_session_closes_is_not_sent(own: Session) -> None:
+    stream = own.stream(["sleep", "600"])
+    failed: list[object] = []
+    before, threading.excepthook = threading.excepthook, lambda args: failed.append(args.exc_value)
+    try:
+        with own._sending:
+            stream.close()
+            closing = threading.Thread(target=own.close)
+            closing.start()
+            own._closed.wait()
+        closing.join(10.0)
+        own._teller.join(10.0)
+    finally:
+        threading.excepthook = before
+    assert not (closing.is_alive() or own._teller.is_alive() or failed)
+
+
+def test_a_closed_pipe_is_an_error_of_the_connection() -> None:
+    transport = PipeTransport()
+    transport.close()
+    with pytest.raises(BrokenPipeError):
+        transport.send(b"late")
+    transport.release()
