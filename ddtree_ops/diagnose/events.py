@@ -2,19 +2,36 @@
 
 A line carries a prefix ``[2026-01-29 00:24:41 DP0 TP3 EP3] `` with time and rank. A traceback is one record over
 many lines of which only the first is prefixed; eight ranks print theirs at the same time. In a journal the PID
-tells them apart; in a plain file the best guess is made.
+tells them apart, else a label such as ``[rank3]:`` or ``(TP3 pid=4711)``; in a plain file see
+:mod:`ddtree_ops.diagnose.shuffled`. No line is counted on: the log may have been thinned out between them.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ddtree_ops.diagnose.lines import LogLine
+from ddtree_ops.diagnose.shuffled import Cluster, Head
+from ddtree_ops.diagnose.tracebacks import (
+    CAUSE,
+    DURING,
+    LINKED,
+    MARK,
+    Collector,
+    ExceptionBlock,
+    Frame,
+    NativeCollector,
+    Traceback,
+    lone_exception,
+    native_begin,
+    root_block,
+)
 from ddtree_ops.secret import MASK, redact
 
 __all__ = [
@@ -33,14 +50,18 @@ __all__ = [
     "parse_phase",
     "parse_prefix",
     "parse_server_args",
+    "phase_of",
+    "root_block",
 ]
 
-_PREFIX = re.compile(r"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z][A-Z_]{0,15}\d{1,5})*)\] ?")
+_PREFIX = re.compile(
+    r"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z][A-Z_]{0,15}\d{1,5})*)\] ?"
+    r"(?:(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)(?: [\w.]+\.py:\d+)?:\s+)?"
+)
 _LOGGER = re.compile(r"(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)(?: [\w.]+\.py:\d+)?:\s+")
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """Head of a log record: ``time`` as printed (the server's local time), ``rank`` such as ``TP0`` or ``DP0 TP3``."""
 
     time: str
@@ -50,14 +71,12 @@ class Prefix:
 
 def parse_prefix(text: str) -> Prefix | None:
     """The prefix and the text after it (also after a logger's ``INFO file.py:12: ``), or None without one."""
-    if not text.startswith("["):
+    if text[:1] != "[":
         return None
     match = _PREFIX.match(text)
     if match is None:
         return None
-    body = text[match.end() :]
-    logger = _LOGGER.match(body)
-    return Prefix(match[1], match[2].strip(), body[logger.end() :] if logger else body)
+    return Prefix(match[1], match[2][1:], text[match.end() :])
 
 
 class PhaseKind(StrEnum):
@@ -140,6 +159,9 @@ _PHASES: dict[str, PhaseKind] = {
     "Received sigquit from a child process": PhaseKind.FAILED,
 }
 _PHASE = re.compile("|".join(re.escape(text) for text in _PHASES))
+_BARS = frozenset({"Lo", "Mu", "Ca"})
+_LEVELS = frozenset({"IN", "WA", "ER", "CR", "DE"})
+_STARTS = frozenset({text[:2] for text in _PHASES}) | _BARS | _LEVELS | {"Su"}
 _SUBPROCESS = re.compile(r"Subprocess \S+ \(pid=\d+\) crashed")
 _SHARDS = re.compile(
     r"(?:Loading|Multi-thread loading)\b[^|%]{0,60}?shards: +(\d+)% Completed \| (\d+)/(\d+)"
@@ -153,45 +175,52 @@ def parse_phase(text: str) -> Phase | None:
 
     Progress bars count in ``done`` and ``total``: weight shards, and graphs captured.
     """
-    if text.startswith("["):
-        prefix = parse_prefix(text)
-    else:
-        prefix = None
-        if "% Completed |" in text or "Capturing" in text:
-            return _progress(text)
-    body = text if prefix is None else prefix.body
-    if prefix is None and (logger := _LOGGER.match(text)):
-        body = text[logger.end() :]
-    time, rank = (prefix.time, prefix.rank) if prefix else ("", "")
+    prefix = parse_prefix(text) if text[:1] == "[" else None
+    if prefix is None:
+        return phase_of(text)
+    return phase_of(prefix.body, prefix.time, prefix.rank)
+
+
+def phase_of(body: str, time: str = "", rank: str = "") -> Phase | None:
+    """The same for a line whose prefix is known already."""
+    start = body[:2]
+    if start not in _STARTS:
+        return None
+    if start in _BARS and not time and ("% Completed |" in body or "Capturing" in body):
+        return _progress(body)
+    if start in _LEVELS and not time and (logger := _LOGGER.match(body)):
+        body = body[logger.end() :]
     match = _PHASE.match(body)
     if match is None:
         return Phase(PhaseKind.FAILED, _short(body), time, rank) if _SUBPROCESS.match(body) else None
     kind = _PHASES[match[0]]
     if kind is PhaseKind.ARGUMENTS:
         return Phase(kind, "arguments parsed", time, rank)
-    fields = {
-        name.strip(): value.strip()
-        for name, value in _FIGURE.findall(body[:400].removeprefix(match[0]).lstrip(". "))
-    }
     if kind is PhaseKind.LIMITS:
         fields = dict(re.findall(r"(\w+)=([\w.]+)", body[:600]))
+    else:
+        fields = {
+            name.strip(): value.strip()
+            for name, value in _FIGURE.findall(body[:400].removeprefix(match[0]).lstrip(". "))
+        }
     return Phase(kind, _short(body), time, rank, fields=fields)
 
 
 def _progress(text: str) -> Phase | None:
     last: Phase | None = None
     if "% Completed |" in text:
-        for match in _SHARDS.finditer(text[-4000:]):
+        for match in _SHARDS.finditer(text[-600:]):
             done, total = int(match[2]), int(match[3])
             last = Phase(PhaseKind.WEIGHTS, f"weights {done}/{total}", done=done, total=total)
     elif "Capturing" in text:
-        for match in _CAPTURE.finditer(text[-4000:]):
+        for match in _CAPTURE.finditer(text[-600:]):
             done, total = int(match[2]), int(match[3])
             fields = dict(part.split("=", 1) for part in match[1].split(" ") if "=" in part)
             last = Phase(PhaseKind.GRAPH, f"graphs {done}/{total}", done=done, total=total, fields=fields)
     return last
 
 
+@lru_cache(maxsize=256)
 def _short(body: str) -> str:
     return redact(body if len(body) <= 200 else body[:199] + "…")
 
@@ -277,10 +306,14 @@ def parse_decode(text: str) -> DecodeFigures | None:
 
 @dataclass(frozen=True, slots=True)
 class ServerArgs:
-    """A ``server_args=ServerArgs(...)`` dump. Values are int, float, bool, None or text; secrets are masked."""
+    """The server's arguments. Values are int, float, bool, None or text; secrets are masked.
+
+    :param start: the server printed them as it started; False for those of an answer of ``/server_info``.
+    """
 
     line: LogLine
     values: Mapping[str, Any]
+    start: bool = True
 
 
 _SECRET_NAME = re.compile(
@@ -288,7 +321,10 @@ _SECRET_NAME = re.compile(
 )
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.?)*(?:'|\Z)|"(?:[^"\\]|\\.?)*(?:"|\Z)|[][(){},=]""", re.DOTALL)
+_SIMPLE = re.compile(r"""\s*([A-Za-z_]\w*)=('[^'\\]*'|[\w.+-]+|\[[^][(){}'"]*\])(,|\))""")
 _TELLTALE = re.compile(r"key|token|secret|passw|auth", re.IGNORECASE)
+_DUMP = "ServerArgs("
+_DUMP_LIMIT = 1 << 17
 
 
 def parse_server_args(text: str) -> dict[str, Any] | None:
@@ -296,12 +332,34 @@ def parse_server_args(text: str) -> dict[str, Any] | None:
 
     Reads quotes and brackets only, never evaluates; a dump cut off in the middle gives what came before.
     """
-    start = text.find("ServerArgs(")
-    if start < 0:
-        return None
+    start = text.find(_DUMP)
+    return None if start < 0 else _scan(text, start)[0]
+
+
+def _scan(text: str, start: int) -> tuple[dict[str, Any], bool]:
+    """Fields of the dump at ``start``, and whether it is closed."""
     values: dict[str, Any] = {}
-    depth, name, begin = 0, "", start + len("ServerArgs(")
-    for token in _TOKEN.finditer(text, begin, start + (1 << 17)):
+    begin, end = start + len(_DUMP), start + _DUMP_LIMIT
+    while True:
+        while (plain := _SIMPLE.match(text, begin, end)) is not None:
+            values[plain[1]] = _value(plain[1], plain[2])
+            begin = plain.end()
+            if plain[3] == ")":
+                return values, True
+        found = _nested(text, begin, end)
+        if found is None:
+            return values, False
+        name, raw, begin, closed = found
+        if name.isidentifier():
+            values[name] = _value(name, raw)
+        if closed:
+            return values, True
+
+
+def _nested(text: str, begin: int, end: int) -> tuple[str, str, int, bool] | None:
+    """The next field, brackets and quotes in its value: name, value, where it ends, and whether the dump does."""
+    depth, name = 0, ""
+    for token in _TOKEN.finditer(text, begin, end):
         char = token[0][0]
         if char in "'\"":
             continue
@@ -315,19 +373,46 @@ def parse_server_args(text: str) -> dict[str, Any] | None:
             if not name:
                 name, begin = text[begin : token.start()].strip(), token.end()
         else:
-            if name.isidentifier():
-                values[name] = _value(name, text[begin : token.start()].strip())
-            name, begin = "", token.end()
-            if char == ")":
-                break
-    return values
+            return name, text[begin : token.start()].strip(), token.end(), char == ")"
+    return None
+
+
+def _json_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments in the JSON of ``/server_info``, or None if ``text`` is something else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    nested = found.get("server_args")
+    source = nested if isinstance(nested, dict) else found
+    if not source.keys() >= _ARGUMENT_NAMES:
+        return None
+    return {name: _plain(name, value) for name, value in source.items()}
+
+
+_ARGUMENT_NAMES = {"model_path", "tp_size"}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return _value(name, repr(value) if not isinstance(value, str) else repr(value)[:4000])
+
+
+_CONSTANTS: dict[str, Any] = {"None": None, "True": True, "False": False}
+
+
+@lru_cache(maxsize=2048)
+def _secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
 
 
 def _value(name: str, raw: str) -> Any:
-    constants: dict[str, Any] = {"None": None, "True": True, "False": False}
-    if raw in constants:
-        return constants[raw]
-    if _SECRET_NAME.search(name):
+    if raw in _CONSTANTS:
+        return _CONSTANTS[raw]
+    if _secret(name):
         return MASK
     if len(raw) >= 2 and raw[0] in "'\"" and raw[-1] == raw[0]:
         return redact(raw[1:-1]) if _TELLTALE.search(raw) else raw[1:-1]
@@ -339,60 +424,7 @@ def _value(name: str, raw: str) -> Any:
     return redact(raw)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of a traceback; ``code`` is the source line under it, if printed."""
-
-    file: str
-    line: int
-    function: str
-    code: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExceptionBlock:
-    """One exception of a chain.
-
-    :param type: dotted class name; empty where the traceback was cut off before it.
-    :param message: text behind the colon, continuation lines included.
-    :param link: how it follows the one before: ``""`` (the first), ``"during"`` or ``"cause"``.
-    """
-
-    type: str
-    message: str
-    frames: tuple[Frame, ...]
-    link: str = ""
-    number: int = 0
-
-    @property
-    def text(self) -> str:
-        """``type: message`` as Python prints it."""
-        return f"{self.type}: {self.message}" if self.message else self.type
-
-
-@dataclass(frozen=True, slots=True)
-class Traceback:
-    """One traceback record with its whole chain, in the order printed: the deepest cause first.
-
-    :param header: text before ``Traceback (most recent call last)`` on its line, e.g. ``Scheduler hit an exception:``.
-    :param before: the line before a traceback that has no header of its own, if that line announces one.
-    :param number: line number of the header.
-    """
-
-    header: str
-    rank: str
-    time: str
-    number: int
-    pid: int | None
-    exceptions: tuple[ExceptionBlock, ...]
-    before: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TextLine:
+class TextLine(NamedTuple):
     """Any other line. ``body`` is the text behind the prefix; ``time`` is the line's own or else the prefix's."""
 
     line: LogLine
@@ -403,73 +435,438 @@ class TextLine:
 
 Event = TextLine | Traceback | ServerArgs
 
-_MARK = "Traceback (most recent call last)"
-_DURING = "During handling of the above exception, another exception occurred:"
-_CAUSE = "The above exception was the direct cause of the following exception:"
-_FRAME = re.compile(r'\s+File "([^"]{0,500})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?::(?: (.*))?)?$", re.DOTALL)
-_RANKED = re.compile(r"\[rank(\d{1,5})\]:\s?")
-_BOX = re.compile(r"\s{0,40}(?:[|+](?: |$)|\+-[-+ ]{0,80})")
-_UNRELATED = re.compile(
-    r"(?:exit \d+$|/[^\s:]+:\d+: \w*Warning|<frozen \w|Multi-thread loading|Loading \w+ checkpoint|INFO: |ERROR: |WARNING: "
-    r"|\[Gloo\]|\[[A-Z]\d{4} \d\d:|[IWEF]\d{4} \d\d:|usage: )"
+_LABEL = re.compile(
+    r"\[rank(\d{1,5})\]: ?|\[default(\d{1,5})\]:|\(([^()]{0,80}?)\bpid=(\d{1,10})[^()]{0,60}\) ?"
 )
-_CARET = re.compile(r"\s*[\^~]+\s*$")
-_KEEP_FRAMES = 80
-_KEEP_MESSAGE = 24
-_KEEP_OPEN = 64
+_RANK = re.compile(r"(?:TP|DP|PP|EP)\d{1,5}")
+_BAR = re.compile(r"\s{0,40}\| ?")
+_SEPARATOR = re.compile(r"\s{0,40}\+[-+ ]{2,80}(?: ?(\d{1,4}|\.\.\.) -{2,80})?\s*$")
+_FIELD = re.compile(r'\s+"(\w{1,80})": (.{0,4000}?),?\s*$')
+_KEEP_STREAMS = 64
 _PATIENCE = 400
-
-
-class _State(StrEnum):
-    FRAMES = "frames"
-    MESSAGE = "message"
-    GAP = "gap"
-    LINKED = "linked"
+_CLUSTER_PATIENCE = 60
+_LULL = 24
+_KEEP_DUMP = 400
 
 
 @dataclass(slots=True)
-class _Open:
-    """A traceback being read."""
+class _Stream:
+    """What is open of one process."""
 
-    header: str
-    rank: str
-    time: str
-    number: int
-    pid: int | None
-    touched: int
-    before: str = ""
-    state: _State = _State.FRAMES
-    link: str = ""
-    type: str = ""
-    message: list[str] = field(default_factory=list)
-    at: int = 0
-    frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=_KEEP_FRAMES))
-    done: list[ExceptionBlock] = field(default_factory=list)
+    one: Collector | None = None
+    cluster: Cluster | None = None
+    native: NativeCollector | None = None
+    dump: list[str] | None = None
+    dumped: LogLine | None = None
+    fields: dict[str, Any] | None = None
+    boxed: bool = False
+    torn: int = 0
+    mended: int = 0
 
     @property
-    def finished(self) -> bool:
-        return self.state in (_State.MESSAGE, _State.GAP)
-
-    def shut(self) -> None:
-        if self.type or self.frames:
-            if len(self.done) >= 16:
-                del self.done[8]
-            self.done.append(
-                ExceptionBlock(
-                    self.type, "\n".join(self.message).rstrip(), tuple(self.frames), self.link, self.at
-                )
-            )
-        self.type, self.message, self.at = "", [], 0
-        self.frames.clear()
-
-    def record(self) -> Traceback | None:
-        self.shut()
-        if not self.done and not self.header:
-            return None
-        return Traceback(
-            self.header, self.rank, self.time, self.number, self.pid, tuple(self.done), self.before
+    def idle(self) -> bool:
+        return (
+            self.one is None
+            and self.cluster is None
+            and self.native is None
+            and self.dump is None
+            and self.fields is None
         )
+
+
+def _heads(body: str) -> bool:
+    """Whether a traceback begins after this line."""
+    return MARK in body and body.rstrip().endswith((MARK, MARK + ":"))
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self.streams: dict[int | str | None, _Stream] = {}
+        self.announced: dict[int | str | None, tuple[str, str, str]] = {}
+        self.owned: set[str] = set()
+        self.out: list[Event] = []
+
+    def feed(self, line: LogLine, index: int) -> None:
+        text = line.text
+        prefix: Prefix | None = None
+        rank, body = "", text
+        key: int | str | None = line.pid
+        if line.host:
+            key = line.host if key is None else f"{line.host} {key}"
+        if self.streams and (line.source != "process" or not index % 16):
+            self._sweep(index, 0 if line.source != "process" else _LULL)
+        if line.source != "process":
+            self.out.append(TextLine(line, line.time, "", text))
+            return
+        first = text[:1]
+        if first == "[":
+            prefix = parse_prefix(text)
+            if prefix is not None:
+                rank, body = prefix.rank, prefix.body
+                if body[:1] == "[":
+                    key, rank, body = self._labelled(key, rank, body)
+            else:
+                key, rank, body = self._labelled(key, rank, body)
+        elif first == "(":
+            key, rank, body = self._labelled(key, rank, body)
+        loose = prefix is None
+        if prefix is not None and (self.owned or body[:7] == "  File "):
+            own = f"={rank}"
+            if own in self.owned or self._adopt(key, own, rank, body):
+                key, loose = own, True
+        stream = self.streams.get(key)
+        if (
+            stream is not None
+            and not stream.idle
+            and self._busy(stream, key, line, prefix, rank, body, index, loose)
+        ):
+            return
+        if MARK in body and _heads(body):
+            self._header(key, line, prefix, rank, body, index)
+            return
+        if loose and self._begin(key, line, rank, body, index):
+            return
+        if not loose and self._prefixed(key, line, rank, body, index):
+            return
+        if prefix is not None or body.endswith(":") or body.startswith("Exception "):
+            self.announced[key] = (body, prefix.time if prefix else line.time, rank)
+            if len(self.announced) > 4096:
+                self.announced.clear()
+        elif self.announced:
+            self.announced.pop(key, None)
+        self.out.append(TextLine(line, line.time or (prefix.time if prefix else ""), rank, body))
+
+    def _sweep(self, index: int, patience: int = 0) -> None:
+        """Give out what is finished in all streams and was not touched for some lines."""
+        for key in list(self.streams):
+            stream = self.streams[key]
+            one, native = stream.one, stream.native
+            if one is not None and one.finished and index - one.touched > patience:
+                self._close_one(stream)
+            if native is not None and index - native.touched > patience:
+                self._close_native(stream)
+            if stream.idle:
+                del self.streams[key]
+                if isinstance(key, str):
+                    self.owned.discard(key)
+
+    def _labelled(self, key: int | str | None, rank: str, body: str) -> tuple[int | str | None, str, str]:
+        match = _LABEL.match(body)
+        if match is None:
+            return key, rank, body
+        number = match[1] or match[2]
+        if number is not None:
+            return match[0].rstrip(), rank or f"TP{number}", body[match.end() :]
+        named = _RANK.search(match[3])
+        return f"pid {match[4]}", rank or (named[0] if named else ""), body[match.end() :]
+
+    def _adopt(self, key: int | str | None, own: str, rank: str, body: str) -> bool:
+        """A frame behind a prefix of its own: this log prefixes every line, the ranks are told apart by it."""
+        stream = self.streams.get(key)
+        if stream is None or not body.startswith('  File "'):
+            return False
+        taken: Collector | None = None
+        if stream.one is not None and stream.one.rank == rank and stream.one.empty:
+            taken, stream.one = stream.one, None
+        elif stream.cluster is not None:
+            for place, head in enumerate(stream.cluster.heads):
+                if head.rank == rank and not stream.cluster.lines:
+                    taken = Collector(
+                        head.header, rank, head.time, head.number, stream.cluster.pid, 0, head.before
+                    )
+                    del stream.cluster.heads[place]
+                    break
+            if not stream.cluster.heads:
+                stream.cluster = None
+        if taken is None:
+            return False
+        self.owned.add(own)
+        self.streams[own] = _Stream(taken)
+        return True
+
+    def _stream(self, key: int | str | None) -> _Stream:
+        stream = self.streams.get(key)
+        if stream is None:
+            if len(self.streams) >= _KEEP_STREAMS:
+                for name in [name for name, opened in self.streams.items() if opened.idle]:
+                    del self.streams[name]
+                    if isinstance(name, str):
+                        self.owned.discard(name)
+                if len(self.streams) >= _KEEP_STREAMS:
+                    oldest = next(iter(self.streams))
+                    self._close(self.streams.pop(oldest))
+                    if isinstance(oldest, str):
+                        self.owned.discard(oldest)
+            stream = self.streams[key] = _Stream()
+        return stream
+
+    def _busy(
+        self,
+        stream: _Stream,
+        key: int | str | None,
+        line: LogLine,
+        prefix: Prefix | None,
+        rank: str,
+        body: str,
+        index: int,
+        loose: bool,
+    ) -> bool:
+        """Whether the line belongs to what is open; what it ends is given out."""
+        if stream.dump is not None:
+            if loose and len(stream.dump) < _KEEP_DUMP and not self._telling(body):
+                stream.dump.append(body)
+                if ")" in body:
+                    self._dumped(stream, only_closed=True)
+                return True
+            self._dumped(stream)
+        if stream.fields is not None:
+            match = _FIELD.match(body) if loose else None
+            if match is not None:
+                self._field(stream.fields, match)
+                return True
+            if loose and body[:1].isspace():
+                return True
+            self._fields(stream)
+        if stream.native is not None:
+            if loose and not _heads(body) and stream.native.take(body):
+                stream.native.touched = index
+                return True
+            self._close_native(stream)
+        if stream.cluster is not None:
+            return self._clustered(stream, line, rank, body, index, loose)
+        one = stream.one
+        if one is None:
+            return False
+        if loose and not _heads(body):
+            if stream.boxed and (found := self._unboxed(one, body)) is not None:
+                body = found
+                if not body:
+                    return True
+            if one.indent and body[: one.indent].isspace():
+                body = body[one.indent :]
+            if one.take(body, line.number):
+                one.touched = index
+                return True
+            if one.finished or index - one.touched > _PATIENCE:
+                self._close_one(stream)
+            elif body.startswith((DURING, CAUSE)):
+                stream.torn += 1
+                return True
+            return False
+        if _heads(body):
+            if loose and stream.torn:
+                stream.torn -= 1
+                stream.mended += 1
+                return True
+            boxed = stream.boxed and body.lstrip().startswith("|")
+            if (loose or boxed) and (
+                one.state == LINKED or (one.link == "group" and not one.files and not one.type)
+            ):
+                one.resume()
+                one.touched = index
+                return True
+            return False
+        if one.finished or index - one.touched > _PATIENCE:
+            self._close_one(stream)
+        return False
+
+    def _unboxed(self, one: Collector, body: str) -> str | None:
+        """The text within the box of an exception group; empty where the line only draws the box."""
+        if match := _SEPARATOR.match(body):
+            if match[1]:
+                one.member()
+            return ""
+        if match := _BAR.match(body):
+            return body[match.end() :] or " "
+        return None
+
+    def _telling(self, body: str) -> bool:
+        return (
+            not body
+            or body.isspace()
+            or _heads(body)
+            or body.startswith('  File "')
+            or lone_exception(body) is not None
+        )
+
+    def _clustered(
+        self, stream: _Stream, line: LogLine, rank: str, body: str, index: int, loose: bool
+    ) -> bool:
+        cluster = stream.cluster
+        if cluster is None:
+            return False
+        if _heads(body):
+            if loose and body.startswith("Traceback") and cluster.inner():
+                cluster.touched = index
+                return True
+            idle = index - cluster.touched
+            if idle > _CLUSTER_PATIENCE or (cluster.complete and not (idle <= 3 and cluster.joins(rank))):
+                self._close_cluster(stream)
+            return False
+        near = index - cluster.touched <= _CLUSTER_PATIENCE
+        if loose and near and cluster.take(body, line.number):
+            cluster.touched = index
+            return True
+        if cluster.complete or not near:
+            self._close_cluster(stream)
+        return False
+
+    def _header(
+        self, key: int | str | None, line: LogLine, prefix: Prefix | None, rank: str, body: str, index: int
+    ) -> None:
+        stream = self._stream(key)
+        place = body.find(MARK)
+        start = body[:place]
+        header = start.strip(" |+\t")
+        indent = place if not header and "|" not in start and "+" not in start else 0
+        boxed = header.endswith("Exception Group")
+        header = header.removesuffix("Exception Group").strip(" |+\t")
+        when = line.time or (prefix.time if prefix else "")
+        before, before_time, before_rank = ("", "", "") if header else self.announced.get(key, ("", "", ""))
+        head = Head(header, rank or before_rank, when or before_time, line.number, before)
+        if stream.cluster is not None:
+            stream.cluster.open(head)
+            stream.cluster.touched = index
+            return
+        one = stream.one
+        if one is not None and not one.finished and not stream.boxed:
+            stream.cluster = self._shuffled(one, head, index)
+            stream.cluster.tear(stream.torn + stream.mended, stream.mended)
+            stream.torn = stream.mended = 0
+            stream.one = None
+            return
+        if one is not None:
+            self._close_one(stream)
+        stream.boxed = boxed
+        stream.one = Collector(
+            head.header, head.rank, head.time, head.number, line.pid, index, head.before, indent=indent
+        )
+
+    def _shuffled(self, one: Collector, head: Head, index: int) -> Cluster:
+        first = Head(one.header, one.rank, one.time, one.number, one.before)
+        cluster = Cluster([first, head], one.pid, index)
+        for body, number in one.replay():
+            if body == MARK + ":":
+                cluster.inner()
+            else:
+                cluster.take(body, number)
+        return cluster
+
+    def _begin(self, key: int | str | None, line: LogLine, rank: str, body: str, index: int) -> bool:
+        """Whether an unprefixed line begins a record that has no header."""
+        first = body[:1]
+        if not first:
+            return False
+        if first == " ":
+            if body.startswith('  File "') and '", line ' in body:
+                stream = self._stream(key)
+                if stream.one is not None:
+                    self._close_one(stream)
+                if key is None:
+                    stream.cluster = cluster = Cluster([], line.pid, index)
+                    return cluster.take(body, line.number)
+                stream.one = one = Collector("", rank, line.time, line.number, line.pid, index)
+                return one.take(body, line.number)
+            if '"model_path": ' in body and (match := _FIELD.match(body)):
+                stream = self._stream(key)
+                stream.fields, stream.dumped = {}, line
+                self._field(stream.fields, match)
+                return True
+            return False
+        if first == "{" and '"model_path"' in body and (values := _json_arguments(body)) is not None:
+            self.out.append(ServerArgs(line, values, start=False))
+            return True
+        if _DUMP in body:
+            return self._dump(key, line, body)
+        if self._native(key, line, rank, body, index):
+            return True
+        if (lone := lone_exception(body)) is not None:
+            one = Collector("", rank, line.time, line.number, line.pid, index, kind="line")
+            one.raised(*lone, line.number)
+            self._stream(key).one = one
+            return True
+        return False
+
+    def _prefixed(self, key: int | str | None, line: LogLine, rank: str, body: str, index: int) -> bool:
+        if _DUMP in body:
+            return self._dump(key, line, body)
+        return self._native(key, line, rank, body, index)
+
+    def _native(self, key: int | str | None, line: LogLine, rank: str, body: str, index: int) -> bool:
+        kind = native_begin(body)
+        if kind is None:
+            return False
+        time = line.time or self._time(line)
+        native = NativeCollector(kind, rank, time, line.number, line.pid, index)
+        native.begin(body)
+        if kind == "signal":
+            self.out.append(native.record())
+        else:
+            self._stream(key).native = native
+        return True
+
+    def _time(self, line: LogLine) -> str:
+        prefix = parse_prefix(line.text)
+        return prefix.time if prefix else ""
+
+    def _dump(self, key: int | str | None, line: LogLine, body: str) -> bool:
+        values, closed = _scan(body, body.find(_DUMP))
+        if closed or len(body) > _DUMP_LIMIT:
+            self.out.append(ServerArgs(line, values))
+        else:
+            stream = self._stream(key)
+            stream.dump, stream.dumped = [body], line
+        return True
+
+    def _dumped(self, stream: _Stream, *, only_closed: bool = False) -> None:
+        text = "".join(stream.dump or ())
+        values, closed = _scan(text, text.find(_DUMP))
+        if (closed or not only_closed or len(text) > _DUMP_LIMIT) and stream.dumped is not None:
+            self.out.append(ServerArgs(stream.dumped, values))
+            stream.dump = None
+
+    def _field(self, fields: dict[str, Any], match: re.Match[str]) -> None:
+        if len(fields) >= 2000:
+            return
+        try:
+            fields[match[1]] = _plain(match[1], json.loads(match[2]))
+        except ValueError:
+            return
+
+    def _fields(self, stream: _Stream) -> None:
+        fields, stream.fields = stream.fields or {}, None
+        if fields.keys() >= _ARGUMENT_NAMES and stream.dumped is not None:
+            self.out.append(ServerArgs(stream.dumped, fields, start=False))
+
+    def _close_one(self, stream: _Stream) -> None:
+        one, stream.one, stream.boxed = stream.one, None, False
+        record = one.record() if one is not None else None
+        if record is not None:
+            self.out.append(record)
+
+    def _close_cluster(self, stream: _Stream) -> None:
+        cluster, stream.cluster = stream.cluster, None
+        if cluster is not None:
+            self.out.extend(cluster.records())
+
+    def _close_native(self, stream: _Stream) -> None:
+        native, stream.native = stream.native, None
+        if native is not None:
+            self.out.append(native.record())
+
+    def _close(self, stream: _Stream) -> None:
+        if stream.dump is not None:
+            self._dumped(stream)
+        if stream.fields is not None:
+            self._fields(stream)
+        self._close_native(stream)
+        self._close_cluster(stream)
+        self._close_one(stream)
+
+    def finish(self) -> None:
+        """Give out what is still open."""
+        for stream in self.streams.values():
+            self._close(stream)
 
 
 def parse_events(lines: Iterable[LogLine]) -> Iterator[Event]:
@@ -477,142 +874,12 @@ def parse_events(lines: Iterable[LogLine]) -> Iterator[Event]:
 
     A line that belongs to a traceback is part of that record and is not given out by itself.
     """
-    stacks: dict[int | None, list[_Open]] = {}
-    announced: dict[int | None, tuple[str, str, str]] = {}
-    for index, line in enumerate(lines):
-        text = line.text
-        stack = stacks.get(line.pid)
-        prefix = parse_prefix(text)
-        rank = prefix.rank if prefix else ""
-        body = prefix.body if prefix else text
-        if stack or _MARK in body or body.startswith(("[rank", "  File ")):
-            if prefix is None and (ranked := _RANKED.match(body)):
-                rank, body = f"TP{ranked[1]}", body[ranked.end() :]
-            if prefix is None and (box := _BOX.match(body)) and (stack or _MARK in body):
-                body = (
-                    body[box.end() - 1 :]
-                    if not body[: box.end()].strip("|+- ") and body[box.end() :]
-                    else body
-                )
-        if _MARK in body:
-            stack = stacks.setdefault(line.pid, [])
-            top = stack[-1] if stack else None
-            if prefix is None and top is not None and top.state is _State.LINKED:
-                top.state, top.touched = _State.FRAMES, index
-                continue
-            if top is not None and top.finished:
-                yield from _close(stack)
-            header = body[: body.find(_MARK)].strip()
-            when = line.time or (prefix.time if prefix else "")
-            before, before_time, before_rank = (
-                ("", "", "") if header else announced.get(line.pid, ("", "", ""))
-            )
-            opened = _Open(
-                header, rank or before_rank, when or before_time, line.number, line.pid, index, before
-            )
-            stack.append(opened)
-            if len(stack) > _KEEP_OPEN:
-                yield from _emit(stack.pop(0))
-            continue
-        if stack:
-            if prefix is None and line.source == "process":
-                if _take(stack[-1], body, line, index):
-                    continue
-                while stack and stack[-1].finished:
-                    yield from _close(stack)
-                    if stack and not _blank(body) and _take(stack[-1], body, line, index):
-                        break
-                else:
-                    yield from _other(line, prefix, rank, body, stacks, index)
-                continue
-            while stack and (stack[-1].finished or index - stack[-1].touched > _PATIENCE):
-                yield from _close(stack)
-        if len(stacks) > _KEEP_OPEN or len(announced) > 4096:
-            for pid in [pid for pid, opened in stacks.items() if not opened]:
-                del stacks[pid]
-            announced.clear()
-            if len(stacks) > _KEEP_OPEN:
-                for opened in stacks.pop(next(iter(stacks))):
-                    yield from _emit(opened)
-        if prefix is not None or body.endswith(":") or body.startswith("Exception "):
-            announced[line.pid] = (body[:400], prefix.time if prefix else line.time, rank)
-        elif announced:
-            announced.pop(line.pid, None)
-        yield from _other(line, prefix, rank, body, stacks, index)
-    for stack in stacks.values():
-        for opened in stack:
-            yield from _emit(opened)
-
-
-def _blank(body: str) -> bool:
-    return not body or body.isspace()
-
-
-def _emit(opened: _Open) -> Iterator[Traceback]:
-    record = opened.record()
-    if record is not None:
-        yield record
-
-
-def _close(stack: list[_Open]) -> Iterator[Traceback]:
-    yield from _emit(stack.pop())
-
-
-def _other(
-    line: LogLine,
-    prefix: Prefix | None,
-    rank: str,
-    body: str,
-    stacks: dict[int | None, list[_Open]],
-    index: int,
-) -> Iterator[Event]:
-    if prefix is None and body.startswith("  File ") and (frame := _FRAME.match(body)):
-        opened = _Open("", rank, line.time, line.number, line.pid, index)
-        opened.frames.append(Frame(frame[1], int(frame[2]), frame[3] or ""))
-        stacks.setdefault(line.pid, []).append(opened)
-        return
-    if "ServerArgs(" in body and (values := parse_server_args(body)) is not None:
-        yield ServerArgs(line, values)
-        return
-    yield TextLine(line, line.time or (prefix.time if prefix else ""), rank, body)
-
-
-def _take(opened: _Open, body: str, line: LogLine, index: int) -> bool:
-    """Add an unprefixed line to a traceback; False if it cannot belong to it."""
-    state = opened.state
-    frame = _FRAME.match(body) if body.startswith(" ") else None
-    if frame is not None:
-        if state is not _State.FRAMES:
-            return False
-        opened.frames.append(Frame(frame[1], int(frame[2]), frame[3] or ""))
-    elif _blank(body):
-        if state is _State.MESSAGE:
-            opened.state = _State.GAP
-        elif state is _State.GAP:
-            return False
-    elif body.startswith((_DURING, _CAUSE)):
-        if not opened.finished:
-            return False
-        opened.shut()
-        opened.link = "during" if body.startswith(_DURING) else "cause"
-        opened.state = _State.LINKED
-    elif state is _State.FRAMES:
-        if body[0].isspace():
-            if opened.frames and not opened.frames[-1].code and not _CARET.match(body):
-                last = opened.frames[-1]
-                opened.frames[-1] = Frame(last.file, last.line, last.function, body.strip()[:300])
-        else:
-            match = _EXCEPTION.match(body) if not _UNRELATED.match(body) else None
-            if match is None:
-                return False
-            opened.type, opened.at, opened.state = match[1], line.number, _State.MESSAGE
-            opened.message = [(match[2] or "")[:8000]]
-    elif state is _State.MESSAGE:
-        if _UNRELATED.match(body):
-            return False
-        if len(opened.message) < _KEEP_MESSAGE:
-            opened.message.append(body[:2000])
-    else:
-        return False
-    opened.touched = index
-    return True
+    parser = _Parser()
+    out = parser.out
+    for line in lines:
+        parser.feed(line, line.number)
+        if out:
+            yield from out
+            out.clear()
+    parser.finish()
+    yield from out

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from ddtree_ops.diagnose.events import (
@@ -26,18 +28,24 @@ from ddtree_ops.diagnose.events import (
     parse_events,
     parse_phase,
     parse_prefix,
+    phase_of,
+    root_block,
 )
 from ddtree_ops.diagnose.explain import explain_sizes, tail
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.library import Library, Match, Severity, Where
 from ddtree_ops.diagnose.lines import LogLine, Source
+from ddtree_ops.diagnose.tracebacks import Kind, lone_exception
 from ddtree_ops.secret import redact
 
 __all__ = ["DecodeSummary", "Diagnosis", "EvidenceLine", "Reduction", "fingerprint", "reduce_lines"]
 
 _EVIDENCE = 6
 _GROUPS = 256
+_FIRST_KEPT = 32
+_ANSWERS = 512
 _WINDOW_S = 10.0
+_KERNEL_WINDOW_S = 60.0
 _TEXT = 600
 
 
@@ -126,21 +134,37 @@ class Reduction:
 
 
 _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "X"),
     (re.compile(r"0x[0-9a-fA-F]+"), "X"),
-    (re.compile(r"(?:TP|DP|PP|EP)\d+"), "R"),
-    (re.compile(r"(?:/[\w.@+-]+)+/"), "/"),
-    (re.compile(r"\b[0-9a-f]{16,64}\b"), "X"),
-    (re.compile(r"\d+(?:\.\d+)?"), "N"),
+    (re.compile(r"\b(?:TP|DP|PP|EP)\d+\b"), "R"),
+    (re.compile(r"\[rank\d+\]:?"), "R"),
+    (re.compile(r"(?<![\w/])(?:[A-Za-z]:)?(?:~|\.{1,2})?(?:/[\w.@+~:=-]+)+/?"), "P"),
+    (re.compile(r"\b[\w-]{1,80}\.(?:py|so|json|cu|cuh|cpp|safetensors|bin|pt|yaml)(?:\.\d+)*\b"), "P"),
+    (re.compile(r"\btmp\w{6,10}\b"), "X"),
+    (re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,64}\b"), "X"),
+    (re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d\S*)?"), "N"),
+    (re.compile(r"[-+]?\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?"), "N"),
+    (re.compile(r"\bN ?[KMGT]?i?B\b"), "N B"),
+    (re.compile(r"N(?: ?[x,] ?N)+,?"), "N"),
     (re.compile(r"\s+"), " "),
 )
+_GENERATED = re.compile(r"(?:tmp\w{6,10}|c[0-9a-z]{40,60}|[0-9a-f]{16,64}|<[^>]*>)")
 
 
+@lru_cache(maxsize=2048)
 def fingerprint(kind: str, message: str, frame: Frame | None) -> str:
-    """12 hex digits of what stays the same: exception, message without numbers and paths, function it came from."""
+    """12 hex digits of what stays the same: exception, message without numbers and paths, function it came from.
+
+    Left out: line numbers, addresses, ranks, sizes, shapes, paths, process ids, ids, dates, temporary names, and all but
+    the message's first line.
+    """
     text = message[:400].partition("\n")[0]
     for pattern, replacement in _NORMAL:
         text = pattern.sub(replacement, text)
-    place = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame else ""
+    place = ""
+    if frame is not None:
+        file = frame.file.rpartition("/")[2]
+        place = f"{'P' if _GENERATED.match(file) else file}:{frame.function}"
     return hashlib.sha256(f"{kind}\n{text.strip()}\n{place}".encode("utf-8", "replace")).hexdigest()[:12]
 
 
@@ -172,7 +196,14 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 @dataclass
 class _Group:
-    """All sightings of one finding."""
+    """All sightings of one finding in one life of the server.
+
+    :param last: time of the latest sighting.
+    :param stage: what the server was doing, in words.
+    :param said: exception and message, to know a repetition by.
+    :param lived: the server was seen to go on after it.
+    :param late: the text is CUDA's, which reports late.
+    """
 
     signature: str
     severity: Severity
@@ -187,20 +218,41 @@ class _Group:
     alone: bool
     order: int
     stopping: bool
+    stage: str
+    where: Source
     traceback: tuple[str, ...] = ()
+    kind: Kind | None = None
+    said: str = ""
+    late: bool = False
+    doubtful: bool = False
+    lived: bool = False
+    last: str = ""
     count: int = 0
     ranks: set[str] = field(default_factory=set)
     voters: set[str] = field(default_factory=set)
     evidence: list[EvidenceLine] = field(default_factory=list)
 
-    def seen(self, rank: str, pid: int | None, evidence: Sequence[EvidenceLine]) -> None:
+    def seen(self, when: str, rank: str, voter: str, evidence: Sequence[EvidenceLine]) -> None:
         self.count += 1
+        self.last = when or self.last
         if rank and len(self.ranks) < 4096:
             self.ranks.add(rank)
         if len(self.voters) < 4096:
-            self.voters.add(rank or (f"pid {pid}" if pid is not None else ""))
+            self.voters.add(rank or voter)
         room = _EVIDENCE - len(self.evidence)
-        self.evidence.extend(evidence[: max(room, 0)])
+        if room > 0:
+            self.evidence.extend(evidence[:room])
+
+    def absorb(self, other: _Group) -> None:
+        """Count another group of the same finding in."""
+        if other.traceback or not self.traceback:
+            self.count += other.count
+        self.ranks |= other.ranks
+        self.voters |= other.voters
+        self.late = self.late or other.late
+        self.evidence = [*self.evidence, *other.evidence][:_EVIDENCE]
+        if other.number < self.number:
+            self.number, self.first = other.number, other.first or self.first
 
     def diagnosis(self) -> Diagnosis:
         return Diagnosis(
@@ -219,46 +271,94 @@ class _Group:
 
 
 @dataclass
-class _Doubtful:
-    """An unexplained traceback without a fatal header: fatal unless the server is seen to live on."""
+class _Assertion:
+    """An assertion of a CUDA kernel, seen once for each thread that failed it."""
 
-    group: _Group
-    number: int
-    life: int
+    line: EvidenceLine
+    text: str
+    when: str
+    rank: str
+    count: int = 1
 
 
 _WHERE: dict[Source, Where] = {"process": "log", "systemd": "systemd", "kernel": "kernel"}
-_QUIET = frozenset(
-    {
-        "KeyboardInterrupt",
-        "SystemExit",
-        "asyncio.exceptions.CancelledError",
-        "CancelledError",
-        "GeneratorExit",
-    }
+_QUIET = frozenset({"KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit"})
+_PAYLOAD = re.compile(
+    r"(?:Receive|Receive OpenAI|Finish): obj=|(?:GenerateReq|EmbeddingReq|ChatCompletionReq|CompletionReq)\w{0,10}\(|warm-?up[^:=]{0,40}?(?:request|payload|data|body|prompt|text)\w{0,4} ?[:=] ?[({\[]"
+    r"|\"event\": \"request\.|messages=\[\{|\bprompt=['\"]"
 )
-_REQUEST = re.compile(r"\[[^\]]{19,80}\] (?:Receive|Finish): obj=")
-"""``--log-requests``: what users wrote is no evidence."""
+"""Where in a line begins what users wrote (``--log-requests``, warm-up requests): that is no evidence."""
 _SUPPRESSED = re.compile(r"Suppressed (\d{1,9}) messages from")
 _STOPPING = re.compile(r"Stopping \S")
 _ALIVE = re.compile(r"(?:Prefill batch|Decode batch)|HTTP/1\.[01]\" 2\d\d")
+_CUDA = re.compile(
+    r"CUDA error|CUDA driver error|device-side assert|illegal memory access|CUDA_ERROR_|unspecified launch failure|cudaError[A-Z]"
+)
+_LATE = re.compile(r"\blate\b|asynchron")
+_ASSERTION = re.compile(
+    r"(\S{1,300}\.(?:cuh?|h|cpp|hpp)):(\d{1,7}): .{0,300}?block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\],? Assertion [`'\"](.{1,400}?)[`'\"] failed"
+)
+_BLOCKING = re.compile(r"CUDA_LAUNCH_BLOCKING['\"]?\s*[=:]\s*['\"]?1\b")
+_XID = re.compile(r"Xid \([^)]{0,40}\): (\d{1,4})")
+_OF_PROGRAM = frozenset({13, 31, 43, 45})
+"""Xids that a program's own fault causes: its exception says more."""
+_SERVES = re.compile(r"(?:Prefill batch|Decode batch)|\"POST \S+ HTTP/1\.[01]\" 2\d\d")
+
+
+_RESTART = 3
+"""Mark of a life after which another start was announced."""
 
 
 class _Reducer:
     def __init__(self, library: Library, facts: ServiceFacts) -> None:
         self.library = library
+        self.given = facts
         self.facts = facts
         self.groups: dict[tuple[int, str, str], _Group] = {}
-        self.doubtful: list[_Doubtful] = []
-        self.life = 0
+        self.ordered = 0
+        self.doubtful: list[_Group] = []
+        self.assertions: dict[int, dict[str, _Assertion]] = {}
+        self.matched: dict[tuple[ExceptionBlock, ...], tuple[Match, ExceptionBlock] | None] = {}
+        self.asked = facts
+        self.answers: dict[tuple[str, Where], Match | None] = {}
+        self.starts: list[int] = []
+        self.stop_at = 0
+        self.mark = -1
+        self.starting = False
         self.stopping = False
         self.stopped = False
         self.ready = False
+        self.blocking = False
+        self.crashed = False
+        self.kernel_lines = 0
+        self.step = ""
         self.suppressed = 0
         self.decode_lines = 0
         self.last_decode: DecodeFigures | None = None
         self.accepted = 0.0
         self.accept_lines = 0
+
+    def lookup(self, text: str, where: Where) -> Match | None:
+        """The signature of a single line; ranks say the same, so answers are kept for a while."""
+        if self.facts is not self.asked:
+            if self.facts != self.asked:
+                self.answers.clear()
+                self.matched.clear()
+            self.asked = self.facts
+        key = (text, where)
+        if key in self.answers:
+            return self.answers[key]
+        if len(self.answers) >= _ANSWERS:
+            self.answers.clear()
+        found = self.library.match(text, where, self.facts)
+        if len(text) <= 1000:
+            self.answers[key] = found
+        return found
+
+    @property
+    def life(self) -> int:
+        """How many starts were seen before the present one."""
+        return len(self.starts)
 
     def add(
         self,
@@ -268,29 +368,72 @@ class _Reducer:
         number: int,
         when: str,
         rank: str,
-        pid: int | None,
+        voter: str,
         evidence: Sequence[EvidenceLine],
-    ) -> _Group | None:
-        full = (self.life, name, key)
+    ) -> _Group:
+        life = bisect_right(self.starts, number)
+        full = (life, name, key)
         group = self.groups.get(full)
         if group is None:
             if len(self.groups) >= _GROUPS:
-                return None
+                self._evict()
+            present = life == self.life
             group = _Group(
                 signature=name,
                 print=key,
                 number=number,
                 first=when,
-                life=self.life,
-                order=len(self.groups),
-                stopping=self.stopping,
+                life=life,
+                order=self.ordered,
+                stopping=present and self.stopping and number >= self.stop_at,
+                stage=self._stage() if present else "",
                 **make,
             )
+            self.ordered += 1
             self.groups[full] = group
         elif number < group.number:
             group.number, group.first = number, when
-        group.seen(rank, pid, evidence)
+        group.seen(when, rank, voter, evidence)
         return group
+
+    def _evict(self) -> None:
+        """Room for new findings: the first ones and the frequent ones stay, of the rest those of this life last."""
+        by_worth = sorted(
+            self.groups.items(),
+            key=lambda item: (item[1].count > 1, item[1].life == self.life, item[1].count, -item[1].order),
+        )
+        spare = [key for key, group in by_worth if group.order >= _FIRST_KEPT and group.role == "cause"]
+        spare = spare or [key for key, group in by_worth if group.order >= _FIRST_KEPT]
+        for key in spare[: _GROUPS // 2]:
+            del self.groups[key]
+        self.doubtful = [
+            group
+            for group in self.doubtful
+            if self.groups.get((group.life, group.signature, group.print)) is group
+        ]
+
+    def _stage(self) -> str:
+        if self.stopping:
+            return "after it was told to stop"
+        if self.ready:
+            return "after it had said that it was ready"
+        return f"before it was ready (last step seen: {self.step.rstrip('.')})" if self.step else ""
+
+    def _begins(self, mark: int, number: int) -> None:
+        """A sign of a start was read: 0 of the unit, 1 the arguments, 2 the HTTP server. An earlier sign is a new start."""
+        if mark <= self.mark:
+            self._reborn(number)
+        self.mark = mark
+
+    def _reborn(self, number: int) -> None:
+        self.starts.append(number)
+        self.stopping = self.stopped = self.ready = False
+        self.step = ""
+
+    def _stops(self, number: int) -> None:
+        if not self.stopping:
+            self.stop_at = number
+        self.stopping = self.stopped = True
 
     def known(
         self,
@@ -298,10 +441,15 @@ class _Reducer:
         number: int,
         when: str,
         rank: str,
-        pid: int | None,
+        voter: str,
         evidence: Sequence[EvidenceLine],
+        *,
+        where: Source = "process",
+        text: str = "",
         frame: Frame | None = None,
         traceback: tuple[str, ...] = (),
+        kind: Kind | None = None,
+        doubtful: bool = False,
     ) -> None:
         signature = match.signature
         if signature.severity == "benign":
@@ -314,65 +462,131 @@ class _Reducer:
             "role": signature.role,
             "alone": signature.alone,
             "traceback": traceback,
+            "where": where,
+            "kind": kind,
+            "said": text[:300],
+            "late": signature.severity == "fatal" and _CUDA.search(text) is not None,
         }
         key = fingerprint(signature.id, "", frame)
-        self.add(signature.id, key, make, number, when, rank, pid, evidence)
+        group = self.add(signature.id, key, make, number, when, rank, voter, evidence)
+        doubtful = where == "kernel" or (doubtful and group.role == "cause")
+        if not doubtful:
+            group.lived = group.doubtful = False
+        elif group.severity == "fatal" and (group.count == 1 or group.lived) and len(self.doubtful) < _GROUPS:
+            group.lived, group.doubtful = False, True
+            self.doubtful.append(group)
 
     def text(self, event: TextLine) -> None:
         line, body = event.line, event.body
-        if line.source == "systemd":
-            if _STOPPING.match(body):
-                self.stopping = self.stopped = True
-            elif body.startswith("Started "):
-                self.stopping = False
-        elif line.source == "process":
+        source = line.source
+        if source == "process":
             self.server(event)
-        if "Suppressed " in body and (found := _SUPPRESSED.search(body)):
-            self.suppressed += int(found[1])
-        match = self.library.match(body, _WHERE[line.source], self.facts)
+            if "CUDA_LAUNCH_BLOCKING" in body and _BLOCKING.search(body) and "onsider passing" not in body:
+                self.blocking = True
+            if "ssertion" in body and (found := _ASSERTION.search(body)) is not None:
+                self.assertion(event, found)
+        elif source == "systemd":
+            self.manager(body, line.number)
+        else:
+            self.kernel_lines += 1
+        if "Suppressed " in body and (lost := _SUPPRESSED.search(body)):
+            self.suppressed += int(lost[1])
+        match = self.lookup(body, _WHERE[source])
+        if match is None and source == "process" and (lone := lone_exception(body)) is not None:
+            match = self.library.match(f"{lone[0]}: {lone[1]}", "traceback", self.facts)
         if match is None or (match.signature.severity == "request" and match.signature.role == "wrapper"):
             return
         evidence = (EvidenceLine(line.number, _clip(line.text)),)
-        self.known(match, line.number, event.time, event.rank, line.pid, evidence)
+        self.known(
+            match, line.number, event.time, event.rank, _voter(line.pid), evidence, where=source, text=body
+        )
+
+    def manager(self, body: str, number: int) -> None:
+        """A line of systemd about the unit."""
+        if _STOPPING.match(body):
+            self._stops(number)
+        elif body.startswith("Starting "):
+            self._begins(0, number)
+            self.starting = True
+        elif body.startswith("Started "):
+            if self.starting:
+                self.starting = False
+            else:
+                self._begins(0, number)
+        elif "Scheduled restart job" in body:
+            self.mark, self.starting = _RESTART, False
+
+    def assertion(self, event: TextLine, found: re.Match[str]) -> None:
+        """A kernel's assertion: better evidence than the frame of the exception that comes later."""
+        known = self.assertions.setdefault(self.life, {})
+        if len(self.assertions) > _GROUPS:
+            del self.assertions[next(iter(self.assertions))]
+        text = f"{found[1].rpartition('/')[2]}:{found[2]}: Assertion `{found[3]}` failed"
+        if text in known:
+            known[text].count += 1
+        elif len(known) < 16:
+            line = EvidenceLine(event.line.number, _clip(event.line.text))
+            known[text] = _Assertion(line, text, event.time, event.rank)
 
     def server(self, event: TextLine) -> None:
-        text = event.line.text
-        figures = parse_decode(text)
+        body = event.body
+        figures = parse_decode(event.line.text) if "Decode batch" in body else None
         if figures is not None:
             self.decode_lines += 1
             self.last_decode = figures
             if figures.accept_len is not None:
                 self.accepted += figures.accept_len
                 self.accept_lines += 1
-        if self.doubtful and _ALIVE.search(event.body):
-            for item in self.doubtful:
-                if item.life == self.life and item.number < event.line.number:
-                    item.group.severity = "degraded"
-            self.doubtful = [item for item in self.doubtful if item.group.severity != "degraded"]
-        phase = parse_phase(text) if figures is None else None
+        if self.doubtful and _ALIVE.search(body):
+            number, serves = event.line.number, _SERVES.search(body) is not None
+            for group in self.doubtful:
+                sure = serves or group.signature == "unknown"
+                if group.life == self.life and group.number < number and group.doubtful and sure:
+                    group.lived = True
+            self.doubtful = [group for group in self.doubtful if group.doubtful and not group.lived]
+        phase = phase_of(body) if figures is None else None
         if phase is None:
             return
-        if phase.kind is PhaseKind.READY:
+        kind = phase.kind
+        if kind is PhaseKind.READY:
             self.ready = True
-        elif phase.kind is PhaseKind.STOPPING:
-            self.stopping = self.stopped = True
-        elif phase.kind is PhaseKind.LIMITS:
+        elif kind is PhaseKind.STOPPING:
+            self._stops(event.line.number)
+        elif kind is PhaseKind.STARTING_HTTP:
+            self._begins(2, event.line.number)
+        elif kind is PhaseKind.LIMITS:
             self.facts = self.facts.learn_limits(phase.fields)
-        elif phase.kind is PhaseKind.DRAFT_READY:
-            size = re.search(r"block_size=(\d{1,4})", event.body)
+        elif kind is PhaseKind.DRAFT_READY:
+            size = re.search(r"block_size=(\d{1,4})", body)
             if size:
                 self.facts = self.facts.learn({"block_size": int(size[1])})
+        if kind not in (PhaseKind.FAILED, PhaseKind.STOPPING, PhaseKind.READY) and not self.ready:
+            self.step = phase.message[:120]
 
     def arguments(self, event: ServerArgs) -> None:
-        if self.groups or self.stopped:
-            self.life += 1
+        if not event.start:
+            self.facts = self.facts.learn_arguments(event.values)
+            return
+        failed = any(
+            group.life == self.life and group.severity == "fatal" and not group.doubtful
+            for group in self.groups.values()
+        )
+        if self.mark >= 1 or (self.mark < 0 and (failed or self.stopped)):
+            self._reborn(event.line.number)
+        self.mark = 1
         self.stopping = self.stopped = self.ready = False
-        self.facts = self.facts.learn_arguments(event.values)
+        self.facts = self.given.learn_arguments(event.values)
 
     def traceback(self, record: Traceback) -> None:
-        fatal = False
+        self.crashed = self.crashed or any(
+            "sglang" in frame.file for block in record.exceptions for frame in block.frames
+        )
+        if record.kind == "threads":
+            return
+        fatal = record.kind in ("native", "signal")
+        voter = record.voter or _voter(record.pid)
         for text in (record.header, record.before):
-            match = self.library.match(text, "log", self.facts) if text else None
+            match = self.lookup(text, "log") if text else None
             if match is None:
                 continue
             if match.signature.severity == "benign":
@@ -380,41 +594,88 @@ class _Reducer:
             if match.signature.severity == "request":
                 self.request(record, match)
                 return
+            if match.signature.severity == "degraded" and text is record.before:
+                return
             evidence = (EvidenceLine(record.number, _clip(text)),)
-            self.known(match, record.number, record.time, record.rank, record.pid, evidence)
+            self.known(match, record.number, record.time, record.rank, voter, evidence)
+            if match.signature.severity == "degraded":
+                return
             fatal = fatal or match.signature.role == "wrapper"
-        for block in record.exceptions:
-            found = self.library.match(block.text, "traceback", self.facts, block.frames)
-            if found is None:
-                continue
+        root = root_block(record.exceptions)
+        if root is None:
+            return
+        found = self._matched(record, root)
+        if found is not None:
+            match, block = found
             self.known(
-                found,
+                match,
                 block.number or record.number,
                 record.time,
                 record.rank,
-                record.pid,
+                voter,
                 _evidence(block, record),
-                _sglang_frame(block.frames),
-                _reduced(block),
+                text=block.text,
+                frame=_sglang_frame(block.frames),
+                traceback=_reduced(block),
+                kind=record.kind,
+                doubtful=not fatal,
             )
-            return
-        cause = next((block for block in record.exceptions if block.type), None)
-        if cause is not None and cause.type in _QUIET:
-            return
-        self.unknown(record, cause or (record.exceptions[0] if record.exceptions else None), fatal)
+        elif root.type.rpartition(".")[2] not in _QUIET:
+            self.unknown(record, root, fatal, voter)
+
+    def _matched(self, record: Traceback, root: ExceptionBlock) -> tuple[Match, ExceptionBlock] | None:
+        """The signature of a chain: that of its root, else of another exception in it; causes before consequences.
+
+        An exception that repeats the root's message and adds where it happened knows better than the root.
+        """
+        if record.exceptions in self.matched:
+            return self.matched[record.exceptions]
+        best: tuple[Match, ExceptionBlock] | None = None
+        for block in [root, *(item for item in record.exceptions if item is not root)]:
+            match = self._of_block(record, block)
+            if match is None or (match.signature.severity == "benign" and block is not root):
+                continue
+            if best is None:
+                best = match, block
+                if match.signature.severity == "benign":
+                    break
+            elif match.signature.role != "cause":
+                continue
+            elif best[0].signature.role != "cause" or _repeats(block, best[1]):
+                best = match, block
+        if len(self.matched) >= 256:
+            self.matched.clear()
+        self.matched[record.exceptions] = best
+        return best
+
+    def _of_block(self, record: Traceback, block: ExceptionBlock) -> Match | None:
+        match = self.library.match(block.text, "traceback", self.facts, block.frames)
+        if match is not None:
+            return match
+        lines = (
+            [block.text.partition("\n")[0]]
+            if record.kind == "python"
+            else [block.text, *block.message.split("\n")[:8]]
+        )
+        for text in [*lines, *block.message.split("\n")[1:40]]:
+            match = self.library.match(text, "log", self.facts, block.frames) if text else None
+            if match is not None and match.signature.severity != "benign":
+                return match
+        return None
 
     def request(self, record: Traceback, match: Match) -> None:
-        block = next((block for block in record.exceptions if block.type), None)
-        if block is None:
+        block = root_block(record.exceptions)
+        if block is None or not block.type:
             return
         make = {
             "severity": "request",
             "title": match.signature.title,
             "explanation": f"{match.explanation} {_clip(block.text, 300)}",
-            "remedy": "",
+            "remedy": match.remedy,
             "role": "cause",
             "alone": False,
             "traceback": _reduced(block),
+            "where": "process",
         }
         key = fingerprint(block.type, block.message, _sglang_frame(block.frames))
         self.add(
@@ -424,42 +685,48 @@ class _Reducer:
             record.number,
             record.time,
             record.rank,
-            record.pid,
+            record.voter or _voter(record.pid),
             _evidence(block, record),
         )
 
-    def unknown(self, record: Traceback, block: ExceptionBlock | None, fatal: bool) -> None:
-        if block is None:
-            return
+    def unknown(self, record: Traceback, block: ExceptionBlock, fatal: bool, voter: str) -> None:
         frame = _sglang_frame(block.frames)
         name = block.type or "a traceback that is cut off before its exception"
-        where = f", raised in {frame.function} ({tail(frame.file)}:{frame.line})" if frame else ""
+        if name == "Fatal Python error":
+            name = block.message.partition("\n")[0]
+        where = f", raised in {_place(frame)}" if frame else ""
         said = _clip((block.text or name).partition(chr(10))[0], 300).rstrip(". ")
         text = f"{said}{where}: no signature explains it. "
         text += explain_sizes(block.text, self.facts)
-        if "CUDA error" in block.message:
-            text += " CUDA reports errors late: the frame may be after the faulty call."
         make = {
             "severity": "fatal",
-            "title": f"unknown failure: {name.rpartition('.')[2]}",
+            "title": f"unknown failure: {name.rpartition('.')[2] if record.kind in ('python', 'line') else name}"[
+                :200
+            ],
             "explanation": text.strip(),
             "remedy": "keep the journal of this invocation; search the message and the frame in the issues of sglang",
-            "role": "cause",
-            "alone": False,
+            "role": "consequence" if record.kind == "signal" else "cause",
+            "alone": record.kind == "signal",
             "traceback": _reduced(block),
+            "where": "process",
+            "kind": record.kind,
+            "said": block.text[:300],
+            "late": _CUDA.search(block.text) is not None,
         }
         key = fingerprint(block.type, block.message, frame)
         number = block.number or record.number
         group = self.add(
-            "unknown", key, make, number, record.time, record.rank, record.pid, _evidence(block, record)
+            "unknown", key, make, number, record.time, record.rank, voter, _evidence(block, record)
         )
-        if group is None:
-            return
         if fatal:
-            group.severity = "fatal"
-            self.doubtful = [item for item in self.doubtful if item.group is not group]
+            group.doubtful = group.lived = False
+            self.doubtful = [item for item in self.doubtful if item is not group]
         elif group.count == 1 and len(self.doubtful) < _GROUPS:
-            self.doubtful.append(_Doubtful(group, number, self.life))
+            group.doubtful = True
+            self.doubtful.append(group)
+        elif group.lived:
+            group.lived = False
+            self.doubtful.append(group)
 
     def decode(self) -> DecodeSummary:
         return DecodeSummary(
@@ -469,45 +736,211 @@ class _Reducer:
         )
 
     def finish(self) -> tuple[list[Diagnosis], list[Diagnosis]]:
+        """Root causes, the newest failed life's first, then notes; and what followed from them."""
         roots: list[_Group] = []
         others: list[_Group] = []
         notes: list[_Group] = []
-        for life in sorted({group.life for group in self.groups.values()}):
+        lives = {group.life for group in self.groups.values()} | set(self.assertions)
+        for life in sorted(lives, reverse=True):
             groups = sorted(
                 (g for g in self.groups.values() if g.life == life), key=lambda g: (g.number, g.order)
             )
-            causes = [g for g in groups if g.severity == "fatal" and g.role == "cause"]
-            causes = [g for g in causes if not (g.stopping and g.signature == "unknown")]
+            groups = self._sound(groups, life)
+            root = self._root(groups)
             notes += [g for g in groups if g.severity != "fatal"]
-            root = _vote(causes)
-            if root is None:
-                rest = [g for g in groups if g.severity == "fatal" and g.alone and not g.stopping]
-                root = rest[0] if rest else None
             if root is not None:
                 roots.append(root)
             others += [g for g in groups if g.severity == "fatal" and g is not root]
-        return _merged(roots) + _merged(notes), _merged(others)
+        for group in roots:
+            self._complete(group)
+        merged = _merged(roots)
+        self._earlier(merged)
+        notes.sort(key=lambda g: (g.number, g.order))
+        others.sort(key=lambda g: (-g.life, g.number, g.order))
+        return [group.diagnosis() for group in [*merged, *_merged(notes)]], [
+            group.diagnosis() for group in _merged(others)
+        ]
+
+    def _sound(self, groups: list[_Group], life: int) -> list[_Group]:
+        """The findings of a life as they stand when all was read."""
+        ends = [g for g in groups if g.severity == "fatal" and g.where != "kernel" and g.role != "cause"]
+        for group in groups:
+            if group.lived and not any(_near(group.last, end.first) for end in ends):
+                group.severity = "degraded"
+        said = {g.said for g in groups if g.kind not in (None, "line")}
+        groups = [
+            g
+            for g in groups
+            if not (
+                g.kind == "line" and g.signature == "unknown" and (g.severity == "degraded" or g.said in said)
+            )
+        ]
+        groups = _folded(groups)
+        found = self.assertions.get(life, {})
+        if found and not any(g.late for g in groups if g.severity == "fatal"):
+            first = next(iter(found.values()))
+            group = _Group(
+                signature="unknown",
+                severity="fatal",
+                title="unknown failure: a kernel's assertion",
+                explanation=f"A CUDA kernel found a condition broken: {first.text}: no signature explains it.",
+                remedy="look up the kernel's line in the source; run once with CUDA_LAUNCH_BLOCKING=1",
+                print=fingerprint("device assertion", first.text, None),
+                number=first.line.line,
+                first=first.when,
+                life=life,
+                role="cause",
+                alone=False,
+                order=self.ordered,
+                stopping=False,
+                stage="",
+                where="process",
+                evidence=[first.line],
+                count=first.count,
+                ranks={first.rank} if first.rank else set(),
+            )
+            groups = sorted([*groups, group], key=lambda g: (g.number, g.order))
+        return groups
+
+    def _root(self, groups: Sequence[_Group]) -> _Group | None:
+        fatal = [g for g in groups if g.severity == "fatal"]
+        causes = [g for g in fatal if g.role == "cause" and not (g.stopping and g.signature == "unknown")]
+        kernel = [g for g in causes if g.where == "kernel"]
+        causes = [g for g in causes if g.where != "kernel"]
+        ends = [g for g in fatal if g.where != "kernel" and not g.stopping]
+        if kernel and ends:
+            for group in kernel:
+                if not _leads(group, ends[0]):
+                    group.severity = "degraded"
+            kernel = [g for g in kernel if g.severity == "fatal" and not (causes and _by_program(g))]
+        if kernel:
+            return kernel[0]
+        root = _vote(causes)
+        if root is None:
+            rest = [g for g in fatal if g.alone and not g.stopping]
+            root = rest[0] if rest else None
+        return root
+
+    def _complete(self, group: _Group) -> None:
+        """Say what only the whole life tells."""
+        more = []
+        if group.role != "cause":
+            if group.stage and group.where == "process":
+                more.append(f"It happened {group.stage}.")
+            if group.kind is None and group.where == "process":
+                more.append(
+                    "The kernel's lines were read too and name no reason."
+                    if self.kernel_lines
+                    else "No line of the kernel is among what was read."
+                )
+        if group.late:
+            if self.blocking:
+                more.append("CUDA_LAUNCH_BLOCKING=1 was set, so the frame is that of the faulty call.")
+            elif not _LATE.search(group.explanation):
+                more.append("CUDA reports errors late: the frame may be after the faulty call.")
+            found = self.assertions.get(group.life)
+            if found:
+                first = next(iter(found.values()))
+                if first.text not in group.explanation:
+                    more.append(f"The kernel's own line is the better evidence: {first.text}.")
+                kept = [line for line in group.evidence if line.line != first.line.line]
+                group.evidence = [first.line, *kept][:_EVIDENCE]
+        if more:
+            group.explanation = " ".join([group.explanation.rstrip(), *more])
+
+    def _earlier(self, roots: Sequence[_Group]) -> None:
+        """Name in the newest failure what earlier starts failed of."""
+        if len(roots) < 2:
+            return
+        names = list(dict.fromkeys(_called(group) for group in roots[1:]))
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        roots[
+            0
+        ].explanation = (
+            f"{roots[0].explanation.rstrip()} Earlier starts in these lines failed otherwise: {shown}."
+        )
+
+
+def _called(group: _Group) -> str:
+    return group.signature if group.signature != "unknown" else group.title.removeprefix("unknown failure: ")
+
+
+def _repeats(block: ExceptionBlock, inner: ExceptionBlock) -> bool:
+    said = inner.message.partition("\n")[0][:120]
+    return len(said) >= 12 and said in block.message
+
+
+def _voter(pid: int | None) -> str:
+    return f"pid {pid}" if pid is not None else ""
+
+
+def _place(frame: Frame) -> str:
+    line = f":{frame.line}" if frame.line else ""
+    return f"{frame.function or 'the module'} ({tail(frame.file)}{line})" if frame.file else frame.function
+
+
+def _near(one: str, other: str) -> bool:
+    a, b = _when(one), _when(other)
+    return a is not None and b is not None and abs(a - b) <= _WINDOW_S
+
+
+def _leads(group: _Group, end: _Group) -> bool:
+    """Whether what the kernel reported came just before a failure of the server."""
+    first, last, at = _when(group.first), _when(group.last), _when(end.first)
+    if first is None or last is None or at is None:
+        return group.number <= end.number
+    return first <= at + _WINDOW_S and last >= at - _KERNEL_WINDOW_S
+
+
+def _by_program(group: _Group) -> bool:
+    numbers = [int(found[1]) for line in group.evidence if (found := _XID.search(line.text))]
+    return bool(numbers) and all(number in _OF_PROGRAM for number in numbers)
+
+
+def _folded(groups: Sequence[_Group]) -> list[_Group]:
+    """One group a known fatal signature; the sighting with a traceback speaks for the others."""
+    chosen: dict[str, _Group] = {}
+    kept: list[_Group] = []
+    for group in sorted(groups, key=lambda g: (not g.traceback, -len(g.voters), g.order)):
+        if group.signature == "unknown" or group.severity != "fatal" or group.where == "kernel":
+            kept.append(group)
+            continue
+        first = chosen.setdefault(group.signature, group)
+        if first is group:
+            kept.append(group)
+        else:
+            first.absorb(group)
+    return sorted(kept, key=lambda g: (g.number, g.order))
 
 
 def _vote(causes: Sequence[_Group]) -> _Group | None:
-    """The cause most ranks report among those of the first failure; the earliest of several."""
+    """The cause most ranks report among those of the first failure; the earliest of several.
+
+    A native crash (C++, the interpreter) follows from an exception before it, and explains those after it unless a
+    signature knows better.
+    """
     if not causes:
         return None
     start = _when(causes[0].first)
     times = [(group, _when(group.first)) for group in causes]
     near = [g for g, at in times if start is None or at is None or abs(at - start) <= _WINDOW_S]
-    return max(near, key=lambda group: (len(group.voters), -group.number, -group.order))
+    if near[0].kind == "native" and not any(g.signature != "unknown" for g in near):
+        return near[0]
+    python = [g for g in near if g.kind != "native" or g.signature != "unknown"]
+    return max(python or near, key=lambda group: (len(group.voters), -group.number, -group.order))
 
 
-def _merged(groups: Sequence[_Group]) -> list[Diagnosis]:
-    """One diagnosis a signature and fingerprint, counts of several lives added up, order kept."""
+def _merged(groups: Sequence[_Group]) -> list[_Group]:
+    """One group a signature and fingerprint, counts of several lives added up, order kept."""
     kept: dict[tuple[str, str], _Group] = {}
     for group in groups:
         first = kept.setdefault((group.signature, group.print), group)
         if first is not group:
             first.count += group.count
             first.ranks |= group.ranks
-    return [group.diagnosis() for group in kept.values()]
+            if group.number < first.number:
+                first.number, first.first = group.number, group.first
+    return list(kept.values())
 
 
 def _evidence(block: ExceptionBlock, record: Traceback) -> tuple[EvidenceLine, ...]:
@@ -538,19 +971,37 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
     begin = end = ""
     server = False
 
-    def counted() -> Iterable[LogLine]:
+    def counted() -> Iterator[LogLine]:
         nonlocal count, process, begin, end, server
         for line in lines:
             count += 1
-            process += line.source == "process"
-            server = server or parse_prefix(line.text) is not None or parse_phase(line.text) is not None
+            text = line.text
+            own = line.source == "process"
+            process += own
+            if not server and own:
+                server = parse_prefix(text) is not None or parse_phase(text) is not None
             when = line.time
-            if not when and line.text[:3] == "[20":
-                when = line.text[1:20]
+            if not when and text[:3] == "[20":
+                when = text[1:20]
             if when:
-                begin, end = begin or when, when
-            if not _REQUEST.match(line.text):
-                yield line
+                end = when
+                if not begin:
+                    begin = when
+            if (
+                own
+                and (
+                    "obj=" in text
+                    or "Req" in text
+                    or "warm" in text
+                    or '"request.' in text
+                    or "messages=[" in text
+                    or "prompt=" in text
+                )
+                and "ServerArgs(" not in text
+                and (found := _PAYLOAD.search(text)) is not None
+            ):
+                line = replace(line, text=text[: found.start()])
+            yield line
 
     for event in parse_events(counted()):
         if isinstance(event, TextLine):
@@ -566,7 +1017,7 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
         facts=reducer.facts,
         lines=count,
         process_lines=process,
-        server_lines=server,
+        server_lines=server or reducer.crashed,
         suppressed=reducer.suppressed,
         begin=begin,
         end=end,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from ddtree_ops.diagnose import (
     parse_server_args,
     read_log,
 )
-from ddtree_ops.diagnose.events import Frame, TextLine, Traceback
+from ddtree_ops.diagnose.events import Frame, ServerArgs, TextLine, Traceback, root_block
 from ddtree_ops.diagnose.lines import MAX_LINE, clean
 
 DATA = Path(__file__).parents[1] / "data"
@@ -268,3 +269,193 @@ def test_who_only_parses_lines_does_not_load_the_signatures() -> None:
     program = "import sys, ddtree_ops.diagnose.events; print('ddtree_ops.diagnose.library' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+def events_of(text: str) -> list[object]:
+    return list(parse_events(LogLine(line, number) for number, line in enumerate(text.splitlines(), 1)))
+
+
+def record_of(text: str) -> Traceback:
+    (found,) = [event for event in events_of(text) if isinstance(event, Traceback)]
+    return found
+
+
+def test_terminate_with_a_stack() -> None:
+    found = record_of(
+        "terminate called after throwing an instance of 'c10::Error'\n"
+        "  what():  CUDA error: an odd failure was encountered\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+        "\n"
+        "Exception raised from c10_cuda_check_implementation at ../c10/cuda/CUDAException.cpp:43 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f01 in /opt/venv/torch/lib/libc10.so)\n"
+        "frame #1: c10::cuda::ExchangeDevice(int) + 0xa2 (0x7f02 in /opt/venv/torch/lib/libc10_cuda.so)\n"
+        "\n"
+        "[2026-11-29 14:53:24] SIGQUIT received. signum=None\n"
+    )
+    assert found.kind == "native"
+    (block,) = found.exceptions
+    assert (block.type, block.message) == ("c10::Error", "CUDA error: an odd failure was encountered")
+    assert str(block.frames[-1]) == "../c10/cuda/CUDAException.cpp:43 c10_cuda_check_implementation"
+    assert [frame.file.rpartition("/")[2] for frame in block.frames[:2]] == ["libc10_cuda.so", "libc10.so"]
+
+
+def test_a_fatal_error_of_the_interpreter() -> None:
+    found = record_of(
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x00007f0100 (most recent call first):\n  File "/opt/a.py", line 3 in idle\n\n'
+        'Current thread 0x00007f0200 (most recent call first):\n  File "/opt/sglang/kernel.py", line 9 in launch\n'
+        '  File "/opt/sglang/model.py", line 7 in forward\n\n'
+        "Extension modules: numpy._core, torch._C (total: 2)\n"
+    )  # fmt: skip
+    assert [str(frame) for frame in found.exceptions[0].frames] == [
+        "/opt/sglang/model.py:7 forward",
+        "/opt/sglang/kernel.py:9 launch",
+    ]
+    assert found.exceptions[0].text == "Fatal Python error: Segmentation fault"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Segmentation fault (core dumped)", "free(): invalid pointer", "double free or corruption (!prev)", "malloc(): corrupted top size",
+        "*** SIGABRT received at time=1795959808 on cpu 3 ***", "/usr/bin/run.sh: line 3:  4711 Aborted                 (core dumped) sglang serve",
+        "!!!!!!! Segfault encountered !!!!!!!",
+    ],
+)  # fmt: skip
+def test_a_native_death_without_a_place(text: str) -> None:
+    assert record_of(text).kind == "signal"
+    report = diagnose([LogLine(text, 1)])
+    assert report.root is not None and report.root.evidence[0].line == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "place"),
+    [
+        (
+            "thread 'tokio-runtime-worker' panicked at src/router.rs:88:14:\ncalled `Option::unwrap()` on a `None` value\nnote: run with `RUST_BACKTRACE=1`",
+            "called `Option::unwrap()` on a `None` value", "src/router.rs:88 tokio-runtime-worker",
+        ),
+        ("thread 'main' panicked at 'index out of bounds', src/lib.rs:5:1", "index out of bounds", "src/lib.rs:5 main"),
+    ],
+)  # fmt: skip
+def test_a_rust_panic(text: str, message: str, place: str) -> None:
+    (block,) = record_of(text).exceptions
+    assert (block.type, block.message, str(block.frames[-1])) == ("panic", message, place)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ptxas fatal   : Value 'sm_999x' is not defined for option 'gpu-name'", "nvcc fatal   : Unsupported gpu architecture 'compute_999x'",
+        "/opt/x/kernel.cu:12:10: fatal error: odd_header.h: No such file or directory\ncompilation terminated.",
+        '/opt/x/kernel.cu(33): error: identifier "odd" is undefined\n1 error detected in the compilation of "/opt/x/kernel.cu".',
+        "FAILED: kernel.cuda.o \nninja: build stopped: subcommand failed.",
+    ],
+)  # fmt: skip
+def test_what_a_compiler_says(text: str) -> None:
+    found = record_of(text)
+    assert found.kind == "build" and found.exceptions[0].message.splitlines()[0] == text.splitlines()[0]
+
+
+def test_a_dump_of_threads_is_no_failure() -> None:
+    text = (
+        '[2026-11-29 14:53:24 TP0] Pyspy dump for PID 77:\nProcess 77: sglang::scheduler_TP0\nPython v3.12.3 (/usr/bin/python3.12)\n\n'
+        'Thread 77 (active): "MainThread"\n    wait (threading.py:355)\n    raise_error (sglang/srt/x.py:1)\n'
+        'Thread 78 (idle): "Thread-1"\n    wait (threading.py:355)\n\n[2026-11-29 14:53:25] The server is fired up and ready to roll!\n'
+    )  # fmt: skip
+    assert record_of(text).kind == "threads"
+    assert diagnose([LogLine(line, n) for n, line in enumerate(text.splitlines(), 1)]).diagnoses == ()
+
+
+def test_an_exception_group() -> None:
+    found = record_of(
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "/opt/a.py", line 9, in main\n'
+        "  |     raise ExceptionGroup(name, errors)\n"
+        "  | ExceptionGroup: several odd things (2 sub-exceptions)\n"
+        "  +-+---------------- 1 ----------------\n"
+        "    | Traceback (most recent call last):\n"
+        '    |   File "/opt/b.py", line 3, in first\n'
+        "    |     raise ValueError(x)\n"
+        "    | ValueError: one\n"
+        "    +---------------- 2 ----------------\n"
+        "    | TypeError: two\n"
+        "    +------------------------------------\n"
+    )
+    assert [(block.type, block.link, len(block.frames)) for block in found.exceptions] == [
+        ("ExceptionGroup", "", 1), ("ValueError", "group", 1), ("TypeError", "group", 0),
+    ]  # fmt: skip
+    root = root_block(found.exceptions)
+    assert root is not None and root.text == "ValueError: one"
+
+
+def test_a_quoted_traceback_of_a_pool() -> None:
+    found = record_of(
+        'concurrent.futures.process._RemoteTraceback: \n"""\nTraceback (most recent call last):\n'
+        '  File "/opt/sglang/srt/load.py", line 3, in read\n    raise ValueError(x)\nValueError: odd shard\n"""\n\n'
+        "The above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n"
+        '  File "/opt/sglang/srt/main.py", line 7, in main\n    pool.map(read)\nValueError: odd shard\n'
+    )
+    assert [(block.message, block.link, block.frames[-1].function) for block in found.exceptions] == [
+        ("odd shard", "", "read"), ("odd shard", "cause", "main"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("margin", ["    ", "\t", "        "])
+def test_an_indented_traceback(margin: str) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in f\n    raise X\nValueError: odd'
+    )
+    (block,) = record_of("\n".join(margin + line for line in text.splitlines())).exceptions
+    assert (block.text, len(block.frames), block.frames[0].code) == ("ValueError: odd", 1, "raise X")
+
+
+def test_a_syntax_error_and_notes() -> None:
+    (block,) = record_of(
+        'Traceback (most recent call last):\n  File "/opt/a.py", line 3\n    foo bar\n        ^^^\nSyntaxError: invalid syntax\na note on it\n'
+    ).exceptions
+    assert block.frames == (Frame("/opt/a.py", 3, "", "foo bar"),)
+    assert block.message == "invalid syntax\na note on it"
+
+
+def test_a_message_of_many_lines() -> None:
+    output = "\n".join(f"[{n}/40] nvcc -c kernel{n}.cu" for n in range(1, 41))
+    (block,) = record_of(
+        'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in build\nRuntimeError: Ninja build failed. Ninja output:\n'
+        f"{output}\nkernel7.cu(3): error: odd is undefined\nninja: build stopped: subcommand failed.\n"
+    ).exceptions
+    assert "kernel7.cu(3): error: odd is undefined" in block.message
+    assert len(block.message.splitlines()) <= 40
+
+
+def test_a_dump_over_several_lines_and_as_json() -> None:
+    wrapped = (
+        "[2026-11-29 14:53:20] server_args=ServerArgs(model_path='/m', speculative_algorithm='DDTREE', note='CUDA er\n"
+        "ror: Traceback (most recent call last)', tp_size=8, speculative_num_draft_tokens=8, speculative_dd\ntree_budget=32)\n"
+        "[2026-11-29 14:53:21] more\n"
+    )
+    found = events_of(wrapped)
+    assert isinstance(found[0], ServerArgs) and found[0].values["speculative_ddtree_budget"] == 32
+    assert found[0].values["tp_size"] == 8 and len(found) == 2
+    data = {
+        "model_path": "/m",
+        "tp_size": 8,
+        "api_key": "sk-very-secret",
+        "speculative_ddtree_budget": 32,
+        "note": "RuntimeError: odd",
+    }
+    for text in (json.dumps(data), json.dumps(data, indent=2)):
+        values = [event.values for event in events_of(text) if isinstance(event, ServerArgs)]
+        assert values[0]["speculative_ddtree_budget"] == 32 and "very-secret" not in str(values)
+        assert not any(isinstance(event, Traceback) for event in events_of(text))
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_a_traceback_cut_at_either_end_is_one_record(limit: int) -> None:
+    lines = [*record(0)[1:-1], "[2026-11-29 14:53:25] more"]
+    found = record_of("\n".join(lines[min(limit, 5) :]))
+    assert found.exceptions[0].text == "ValueError: rank 0 of 8 at 0x7f000"
+    found = record_of("\n".join(record(0)[: min(limit, 6)]))
+    assert found.header == "Scheduler hit an exception:"
