@@ -8,13 +8,11 @@ from typing import Any
 
 from ddtree_ops.checks.engine import Generation, ServerInfo
 from ddtree_ops.diagnose.events import DecodeFigures, parse_decode
+from ddtree_ops.diagnose.figures import above_block, useless
 from ddtree_ops.inventory.models import Service
 from ddtree_ops.results import CheckResult, Evidence, Verdict
 
 __all__ = ["DecodeWindow", "judge_graphs", "judge_speculation", "summarise_decode"]
-
-_USELESS = 1.005
-_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -135,19 +133,19 @@ def judge_speculation(
     values = [value for _, value, _ in found]
     if wanted is not None:
         most = max((*values, *decode.accept_lengths))
-        if most > wanted.block_size + _TOLERANCE:
+        if above_block(most, wanted.block_size):
             return result(
                 Verdict.FAIL,
                 f"accept length {most:.2f} exceeds the block size {wanted.block_size}: the accounting is broken",
             )
-    if max(values) <= _USELESS:
+    if useless(max(values)):
         return result(
             Verdict.FAIL,
             "speculation is on and useless: accept length 1.00, every draft was rejected",
             hint="is it the right drafter for this model, and does the attention backend honour the tree mask?",
         )
     primary = found[0][1]
-    if primary <= _USELESS:
+    if useless(primary):
         return result(
             Verdict.INCONCLUSIVE,
             f"every draft of this request was rejected (accept length 1.00), though elsewhere it was {max(values):.2f}",

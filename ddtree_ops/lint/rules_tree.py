@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddtree_ops.attention import CHAIN_BACKENDS, has_mla
 from ddtree_ops.lint.model import Case, Cite, Found, Severity, rule
 
 __all__ = ["GraphSizes", "graph_sizes"]
@@ -14,19 +15,6 @@ _ARGS = "srt/server_args.py"
 _RUNNER = "srt/model_executor/cuda_graph_runner.py"
 _ATTENTION = "srt/layers/attention/"
 _TRITON = "set args.attention-backend: triton"
-_CHAIN = (
-    "cutlass_mla",
-    "dual_chunk_flash_attn",
-    "flashinfer_mla",
-    "flashmla",
-    "nsa",
-    "torch_native",
-    "trtllm_mha",
-    "trtllm_mla",
-)
-"""Backends of 0.5.11 without a custom mask in their verify path."""
-_MLA = re.compile(r"kimi[-_. ]?k2|deepseek[-_. ]?(v[23]|r1)", re.IGNORECASE)
-"""Folder names of models with multi-head latent attention."""
 _KIMI = re.compile(r"kimi[-_. ]?k2\.[56]", re.IGNORECASE)
 _KIMI_CONTEXT, _KIMI_VOCABULARY = 262144, 163840
 _RUNNING = 48
@@ -36,7 +24,7 @@ _GIB = float(1 << 30)
 
 
 def _mla(case: Case) -> bool:
-    return bool(_MLA.search(case.service.model.rsplit("/", 1)[-1]))
+    return has_mla(case.service.model)
 
 
 # --- the algorithm -----------------------------------------------------------------------------------------
@@ -248,7 +236,7 @@ def _attention_backend(case: Case) -> Iterator[Found]:
     backend, path = chosen
     if backend == "triton":
         return
-    if backend in _CHAIN:
+    if backend in CHAIN_BACKENDS:
         yield Found(f"{backend} ignores the tree mask", _TRITON, path)
     elif backend == "flashinfer" and _mla(case):
         yield Found("flashinfer is flashinfer_mla for this model, which ignores the tree mask", _TRITON, path)
