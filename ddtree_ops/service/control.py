@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -156,12 +156,17 @@ class StartReport:
 
 
 class JournalFollower:
-    """New journal entries as they are written. A context manager; ``close()`` ends journalctl on the host."""
+    """New journal entries as they are written. A context manager; ``close()`` ends journalctl on the host.
 
-    def __init__(self, stream: Stream, host: str, *, after_cursor: str | None = None) -> None:
+    :param known: as of :class:`~ddtree_ops.service.journal.EntryParser`.
+    """
+
+    def __init__(
+        self, stream: Stream, host: str, *, after_cursor: str | None = None, known: Iterable[str] = ()
+    ) -> None:
         self._stream = stream
         self._host = host
-        self._parser = EntryParser(after_cursor=after_cursor)
+        self._parser = EntryParser(after_cursor=after_cursor, known=known)
         self._errors: list[bytes] = []
         self._over = False
 
@@ -169,6 +174,11 @@ class JournalFollower:
     def damaged(self) -> int:
         """Lines so far that could not be read."""
         return self._parser.damaged
+
+    @property
+    def place(self) -> tuple[str | None, frozenset[str]]:
+        """Where a later follower goes on without losing or repeating an entry: its ``after_cursor`` and ``known``."""
+        return self._parser.resume, frozenset(self._parser.ahead)
 
     @property
     def ended(self) -> bool:
@@ -652,17 +662,52 @@ class UnitControl:
         lines: int | None = None,
         after_cursor: str | None = None,
         kernel: bool = False,
-        deadline: float = 300.0,
+        deadline: float | None = 300.0,
+        holding: Sequence[bytes] | None = None,
+        tap: Callable[[bytes], object] | None = None,
     ) -> Entries:
         """Journal entries of both halves, streamed: nothing is held in memory but what is under way.
 
         :param invocation: ``current``, ``previous``, ``all`` or an id; see :func:`journal_argv` for the rest.
+        :param deadline: seconds; None where the reader may take its time (a person with a pager).
+        :param holding: as of :class:`~ddtree_ops.service.journal.EntryParser`.
+        :param tap: is given journalctl's output too, in pieces, before it is parsed.
         :raises RemoteError: journalctl failed, or was not done within ``deadline`` seconds.
         """
         argv = self._argv(invocation, since, until, lines, after_cursor, kernel, follow=False)
-        return parse_entries(self._chunks(argv, deadline), after_cursor=after_cursor)
+        chunks = self._chunks(argv, deadline, tap)
+        return parse_entries(chunks, after_cursor=after_cursor, holding=holding)
 
-    def _chunks(self, argv: list[str], deadline: float) -> Iterator[bytes]:
+    def raw(
+        self,
+        *,
+        invocation: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        kernel: bool = False,
+        deadline: float | None = 300.0,
+    ) -> Iterator[bytes]:
+        """The same as ``journalctl -o json`` prints it, in pieces cut anywhere; parameters as of :meth:`entries`."""
+        return self._chunks(self._argv(invocation, since, until, None, None, kernel, follow=False), deadline)
+
+    def span(self, invocation: str | None) -> tuple[str, str] | None:
+        """When one run wrote its first and its last entry, each for ``since`` and ``until``; None without an entry.
+
+        Two round trips; the journal between them does not travel.
+        """
+        oldest = self.entries(invocation=invocation)
+        try:
+            first = next(oldest, None)
+        finally:
+            oldest.close()
+        last = next(self.entries(invocation=invocation, lines=1), None)
+        if first is None or last is None:
+            return None
+        return f"@{first.time.timestamp():.6f}", f"@{last.time.timestamp():.6f}"
+
+    def _chunks(
+        self, argv: list[str], deadline: float | None, tap: Callable[[bytes], object] | None = None
+    ) -> Iterator[bytes]:
         stream = self.session.stream(argv, deadline=deadline)
         errors: list[bytes] = []
         rc: int | None = None
@@ -670,6 +715,8 @@ class UnitControl:
             for values, data in stream:
                 match values.get("event"):
                     case "stdout":
+                        if tap is not None:
+                            tap(data)
                         yield data
                     case "stderr":
                         errors.append(data)
@@ -689,12 +736,17 @@ class UnitControl:
         lines: int | None = None,
         after_cursor: str | None = None,
         kernel: bool = False,
+        known: Iterable[str] = (),
     ) -> JournalFollower:
-        """Entries as they are written, after the ones selected; with nothing selected, after the last ten."""
+        """Entries as they are written, after the ones selected; with nothing selected, after the last ten.
+
+        :param known: with ``after_cursor``, from :attr:`JournalFollower.place` of an earlier one.
+        """
         if invocation is None and since is None and after_cursor is None and lines is None:
             lines = 10
         argv = self._argv(invocation, since, None, lines, after_cursor, kernel, follow=True)
-        return JournalFollower(self.session.stream(argv), self.session.host, after_cursor=after_cursor)
+        stream = self.session.stream(argv)
+        return JournalFollower(stream, self.session.host, after_cursor=after_cursor, known=known)
 
     def search(
         self,
@@ -724,27 +776,46 @@ class UnitControl:
                 what=f"journal of {self.unit}",
             )
         except Inconclusive:
-            shown, last = self._commands(_show(self.unit), _LAST_ENTRY)
-            state, cursor = self._state(shown), self._cursor(last)
-            if cursor is None:
-                reason = "the host's journal holds nothing that we may read: is journald storing, are we root there?"
-            elif not state.exists:
-                reason = f"{self.unit} does not exist on this host"
-            elif since is not None or until is not None:
-                reason = "the journal is readable and the unit exists, and nothing was written in the time asked for"
-            elif invocation not in (None, "all", "current", "previous"):
-                reason = f"no entry of invocation {invocation} is there: it is no run of this unit, or was rotated away"
-            elif after_cursor is not None:
-                reason = "the journal is readable and the unit exists: nothing was written since then"
-            else:
-                reason = "the journal is readable and the unit exists: it never ran, or its entries were rotated away"
-            raise Inconclusive(
-                f"nothing to search: {reason}",
-                host=self.session.host,
-                phase="journal",
-                details=(state.describe(),) if state.exists else (),
-                hint=f"ddtree-ops logs {self.session.host} --invocation all" if state.exists else self.writer,
+            raise self.nothing(
+                invocation=invocation, since=since, until=until, after_cursor=after_cursor
             ) from None
+
+    def nothing(
+        self,
+        *,
+        invocation: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        after_cursor: str | None = None,
+    ) -> Inconclusive:
+        """Why the journal gave no entry for what was asked: an error to raise. One round trip."""
+        shown, last = self._commands(_show(self.unit), _LAST_ENTRY)
+        state, cursor = self._state(shown), self._cursor(last)
+        if cursor is None:
+            reason = (
+                "the host's journal holds nothing that we may read: is journald storing, are we root there?"
+            )
+        elif not state.exists:
+            reason = f"{self.unit} does not exist on this host"
+        elif since is not None or until is not None:
+            reason = (
+                "the journal is readable and the unit exists, and nothing was written in the time asked for"
+            )
+        elif invocation not in (None, "all", "current", "previous"):
+            reason = f"no entry of invocation {invocation} is there: it is no run of this unit, or was rotated away"
+        elif after_cursor is not None:
+            reason = "the journal is readable and the unit exists: nothing was written since then"
+        else:
+            reason = (
+                "the journal is readable and the unit exists: it never ran, or its entries were rotated away"
+            )
+        return Inconclusive(
+            f"nothing to search: {reason}",
+            host=self.session.host,
+            phase="journal",
+            details=(state.describe(),) if state.exists else (),
+            hint=f"ddtree-ops logs {self.session.host} --invocation all" if state.exists else self.writer,
+        )
 
     def port_owner(self, port: int, address: str | None = None) -> tuple[PortOwner, ...]:
         """Who listens on a TCP port of the host; empty: nobody. One round trip.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -25,6 +25,7 @@ __all__ = [
     "journal_argv",
     "parse_entries",
     "parse_when",
+    "raw_texts",
     "search",
 ]
 
@@ -240,13 +241,33 @@ class EntryParser:
     A line of output longer than journald's ``LineMax`` (48 KiB), which it splits, is put together again.
 
     :param after_cursor: as given to :func:`journal_argv`: the entry with this cursor is left out.
+    :param known: further cursors whose entries are left out: those of :attr:`ahead` of an earlier parser.
+    :param holding: only entries whose message may hold one of these texts (ASCII, see :func:`raw_texts`) are made;
+        the others are counted in :attr:`passed` without being parsed, which is ten times as fast. What an entry
+        really holds is for the caller to see. None: all.
     :ivar damaged: lines so far that are no journal entry, or whose message journalctl withheld. They cannot be
         searched: a verdict that rests on "nothing found" must look at this.
+    :ivar passed: entries that ``holding`` left out; ``first_us`` and ``last_us``: of them the earliest and the latest,
+        microseconds since the epoch by the host's clock, 0 without any.
+    :ivar resume: cursor behind which a later parser goes on without losing an entry; None before the first one.
+    :ivar ahead: cursors of entries behind :attr:`resume` that were given out already (there are such while a split
+        line waits for its rest).
     """
 
-    def __init__(self, *, after_cursor: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        after_cursor: str | None = None,
+        known: Iterable[str] = (),
+        holding: Sequence[bytes] | None = None,
+    ) -> None:
         self.damaged = 0
+        self.passed = self.first_us = self.last_us = 0
+        self.resume = after_cursor
+        self.ahead: set[str] = set(known)
         self._after = after_cursor
+        self._known = frozenset(self.ahead)
+        self._needed = None if holding is None else (*_ALWAYS_PARSED, *holding)
         self._rest: list[bytes] = []
         self._split: dict[str, tuple[Mapping[str, Any], list[bytes]]] = {}
 
@@ -264,10 +285,11 @@ class EntryParser:
         """What is left at the end of the output: a last line without newline, halves of a split line."""
         entries = list(self._line(b"".join(self._rest)))
         self._rest = []
-        for first, parts in self._split.values():
-            entries += self._make(first, b"".join(parts))
-        self._split = {}
-        return entries
+        return [*entries, *self._flush()]
+
+    def _flush(self) -> list[Entry]:
+        halves, self._split = list(self._split.values()), {}
+        return [entry for first, parts in halves for entry in self._make(first, b"".join(parts))]
 
     def _make(self, found: Mapping[str, Any], message: bytes) -> list[Entry]:
         try:
@@ -276,56 +298,125 @@ class EntryParser:
             self.damaged += 1
             return []
 
+    def _passes(self, line: bytes) -> bool:
+        """The line needs no parsing: nothing that is asked for is in it. It is counted."""
+        if self._needed is None or self._split or not line.endswith(b"}"):
+            return False
+        if any(text in line for text in self._needed):
+            return False
+        place = line.find(_STAMP) + len(_STAMP)
+        stamp = line[place : line.find(b'"', place)] if place >= len(_STAMP) else b""
+        if not stamp.isdigit():
+            return False
+        micros = int(stamp)
+        self.passed += 1
+        self.first_us = min(self.first_us, micros) if self.first_us else micros
+        self.last_us = max(self.last_us, micros)
+        return True
+
     def _line(self, line: bytes) -> list[Entry]:
-        if not line.strip():
+        if not line.strip() or self._passes(line):
             return []
         try:
             found = json.loads(line)
-            if self._after is not None and found.get("__CURSOR") == self._after:
+            cursor = found.get("__CURSOR")
+            if self._after is not None and cursor == self._after:
                 return []
             message = _raw(found.get("MESSAGE"))
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, AttributeError, RecursionError, TypeError):
             self.damaged += 1
             return []
         if "MESSAGE" in found and found["MESSAGE"] is None:
             self.damaged += 1
+        entries = self._whole(found, message)
+        if self._known and cursor in self._known:
+            entries = []
+        if isinstance(cursor, str):
+            if not self._split:
+                self.resume = cursor
+                self.ahead.clear()
+            elif entries:
+                self.ahead.update(entry.cursor for entry in entries)
+                if len(self.ahead) >= _AHEAD_LIMIT:
+                    entries += self._flush()
+                    self.resume = cursor
+                    self.ahead.clear()
+        return entries
+
+    def _whole(self, found: Mapping[str, Any], message: bytes) -> list[Entry]:
         stream = found.get("_STREAM_ID")
-        if isinstance(stream, str):
-            first, parts = self._split.pop(stream, (found, []))
-            parts.append(message)
-            if found.get("_LINE_BREAK") == "line-max" and sum(map(len, parts)) < _JOIN_LIMIT:
-                self._split[stream] = (first, parts)
-                return []
-            return self._make(
-                {**found, "__REALTIME_TIMESTAMP": first.get("__REALTIME_TIMESTAMP")}, b"".join(parts)
-            )
-        return self._make(found, message)
+        if not isinstance(stream, str):
+            return self._make(found, message)
+        first, parts = self._split.pop(stream, (found, []))
+        parts.append(message)
+        if found.get("_LINE_BREAK") == "line-max" and sum(map(len, parts)) < _JOIN_LIMIT:
+            self._split[stream] = (first, parts)
+            return []
+        return self._make(
+            {**found, "__REALTIME_TIMESTAMP": first.get("__REALTIME_TIMESTAMP")}, b"".join(parts)
+        )
+
+
+_STAMP = b'"__REALTIME_TIMESTAMP":"'
+_ALWAYS_PARSED = (b'"MESSAGE":[', b'"MESSAGE":null', b'"_LINE_BREAK":"line-max"', b"Suppressed ")
+_AHEAD_LIMIT = 4096
+_NEVER_RAW = frozenset('"\\*')
+
+
+def raw_texts(pattern: str, *, literal: bool = False) -> tuple[bytes, ...] | None:
+    """Texts of which every message that ``pattern`` matches holds at least one; None where that is not plain to see.
+
+    For :class:`EntryParser`: they stand in journalctl's output as they stand in the message, which is so for printable
+    ASCII without quotes and backslashes (bytes that are no printable UTF-8 come as lists, which are always parsed).
+
+    :param literal: the pattern is plain text; else plain words and alternatives of them (``Traceback|CUDA``) are seen.
+    """
+    texts = [pattern] if literal else pattern.split("|")
+    special = _NEVER_RAW if literal else _NEVER_RAW | frozenset(".^$+?{}[]()")
+    if any(not text or not text.isascii() or not text.isprintable() or special & {*text} for text in texts):
+        return None
+    return tuple(text.encode() for text in texts)
 
 
 class Entries(Iterator[Entry]):
     """Entries as they come; :attr:`damaged` counts what could not be read so far."""
 
-    def __init__(self, chunks: Iterable[bytes], *, after_cursor: str | None = None) -> None:
-        self._parser = EntryParser(after_cursor=after_cursor)
-        self._entries = self._run(chunks)
+    def __init__(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        after_cursor: str | None = None,
+        holding: Sequence[bytes] | None = None,
+    ) -> None:
+        self.parser = EntryParser(after_cursor=after_cursor, holding=holding)
+        self._chunks = chunks
+        self._entries: Generator[Entry, None, None] = self._run(chunks)
 
-    def _run(self, chunks: Iterable[bytes]) -> Iterator[Entry]:
+    def _run(self, chunks: Iterable[bytes]) -> Generator[Entry, None, None]:
         for chunk in chunks:
-            yield from self._parser.feed(chunk)
-        yield from self._parser.close()
+            yield from self.parser.feed(chunk)
+        yield from self.parser.close()
 
     @property
     def damaged(self) -> int:
         """See :attr:`EntryParser.damaged`."""
-        return self._parser.damaged
+        return self.parser.damaged
 
     def __next__(self) -> Entry:
         return next(self._entries)
 
+    def close(self) -> None:
+        """End it, on the host too: no further entry comes."""
+        self._entries.close()
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
 
-def parse_entries(chunks: Iterable[bytes], *, after_cursor: str | None = None) -> Entries:
+
+def parse_entries(
+    chunks: Iterable[bytes], *, after_cursor: str | None = None, holding: Sequence[bytes] | None = None
+) -> Entries:
     """Entries of ``journalctl -o json`` output that arrives in chunks cut anywhere; see :class:`EntryParser`."""
-    return Entries(chunks, after_cursor=after_cursor)
+    return Entries(chunks, after_cursor=after_cursor, holding=holding)
 
 
 @dataclass(frozen=True)
