@@ -40,6 +40,10 @@ _PATTERNS = (
     re.compile(rf"(?i)(?<![\w-])(--?{_KEY}[= ]+)({_QUOTED}|\S+)"),
     re.compile(rf"(?i)(?<![\w-])([\"']?{_KEY}[\"']?\s*[=:]\s*)({_QUOTED}|(?:Bearer\s+)?[^\s,;)\]}}]+)"),
 )
+_KEY_WORDS = ("key", "password", "secret", "authorization")
+_TOKEN_WORDS = ("access", "auth", "bearer", "hf", "hub", "refresh")
+_KEY_HEADS = ("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "AKIA")
+"""Text without any of these needs no search: nearly every line of a log."""
 
 
 _SECRET_WORDS = frozenset(
@@ -128,9 +132,13 @@ def redact(text: str, *secrets: str) -> str:
             return match.group(0)
         return match.group(1) + MASK
 
-    for pattern in _PATTERNS:
-        text = pattern.sub(mask, text)
-    return KEY_SHAPE.sub(MASK, text)
+    folded = text.casefold()
+    if any(word in folded for word in _KEY_WORDS) or (
+        "token" in folded and any(word in folded for word in _TOKEN_WORDS)
+    ):
+        for pattern in _PATTERNS:
+            text = pattern.sub(mask, text)
+    return KEY_SHAPE.sub(MASK, text) if any(head in text for head in _KEY_HEADS) else text
 
 
 def is_secret_flag(key: str) -> bool:

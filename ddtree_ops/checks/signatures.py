@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from ddtree_ops.diagnose.api import DiagnosisReport, diagnose
+from ddtree_ops.diagnose.api import DiagnosisReport, diagnose_stream
 from ddtree_ops.diagnose.facts import ServiceFacts
-from ddtree_ops.diagnose.lines import from_entries
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.service.control import UnitControl
 
-__all__ = ["signatures"]
+if TYPE_CHECKING:
+    from ddtree_ops.diagnose.library import Library
+
+__all__ = ["hint_for", "scan", "signatures"]
+
+_READING_S = 900.0
+"""Seconds that a journal may take to arrive: a week of one is some hundred MB."""
 
 
 def signatures(
@@ -28,24 +35,47 @@ def signatures(
     :raises Inconclusive: ``current`` or ``previous`` names no run that is known.
     """
     host, unit = target.host.name, target.service.unit
-    facts = ServiceFacts.of(target, patched=patched)
-    entries = UnitControl(session, unit).entries(invocation=invocation or "current")
-    found = diagnose(from_entries(entries), facts)
+    found = scan(session, target, invocation=invocation, facts=ServiceFacts.of(target, patched=patched))
     result = found.as_check(host=host)
-    if entries.damaged and result.verdict is Verdict.PASS:
-        found = replace(found, verdict=Verdict.INCONCLUSIVE)
+    if found.searched.damaged and result.verdict is Verdict.INCONCLUSIVE:
         result = replace(
             result,
-            verdict=Verdict.INCONCLUSIVE,
-            summary=f"{entries.damaged} journal entries could not be read; {result.summary}",
-            facts={**result.facts, "damaged": entries.damaged},
+            summary=f"{found.searched.damaged} journal entries could not be read; {result.summary}",
+            facts={**result.facts, "damaged": found.searched.damaged},
         )
     if result.verdict is Verdict.INCONCLUSIVE and not result.hint:
-        result = replace(result, hint=_hint(found, host, unit))
+        result = replace(result, hint=hint_for(found, host, unit))
     return replace(result, facts={**result.facts, "invocation": invocation or "current"}), found
 
 
-def _hint(found: DiagnosisReport, host: str, unit: str) -> str:
+def scan(
+    session: Session,
+    target: Target,
+    *,
+    invocation: str | None,
+    facts: ServiceFacts,
+    library: Library | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DiagnosisReport:
+    """Diagnose the journal of one run as it arrives; memory does not grow with its length.
+
+    :param since: when the run began, by the host's clock: then the kernel's messages from then on are read too.
+    :param until: when it was over; None: it runs, or that is not known.
+    :raises Inconclusive: ``current`` or ``previous`` names no run that is known.
+    """
+    journal = UnitControl(session, target.service.unit).raw(
+        invocation=invocation or "current",
+        since=None if since is None else since.isoformat(),
+        until=None if since is None or until is None else until.isoformat(),
+        kernel=since is not None,
+        deadline=_READING_S,
+    )
+    return diagnose_stream(journal, facts, library=library, source=target.name)
+
+
+def hint_for(found: DiagnosisReport, host: str, unit: str) -> str:
+    """What to do about an inconclusive report."""
     if found.searched.suppressed:
         return f"journald dropped messages: set LogRateLimitIntervalSec=0 in {unit}, then start it again"
     if not found.searched.lines:

@@ -19,10 +19,12 @@ from ddtree_ops import __version__, paths
 from ddtree_ops.cli import (
     deploying,
     describing,
+    diagnosing,
     doctor,
     guarding,
     labs,
     linting,
+    logs,
     looking,
     observing,
     operating,
@@ -30,6 +32,7 @@ from ddtree_ops.cli import (
     releases,
     router,
     runtimes,
+    signatures,
 )
 from ddtree_ops.cli.common import selecting
 from ddtree_ops.cli.helping import helping
@@ -79,7 +82,10 @@ for module in (
     doctor,
     looking,
     observing,
+    logs,
+    diagnosing,
     describing,
+    signatures,
     router,
     runtimes,
     labs,

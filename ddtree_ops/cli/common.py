@@ -6,8 +6,9 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial, wraps
 from pathlib import Path
@@ -44,9 +45,11 @@ __all__ = [
     "SerialOption",
     "ServiceOption",
     "SetOption",
+    "SignaturesOption",
     "err",
     "is_path",
     "leave",
+    "masked_session",
     "on_all",
     "on_hosts",
     "open_session",
@@ -63,7 +66,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_FILE_ENDINGS = frozenset((".json", ".log", ".txt", ".whl"))
+_FILE_ENDINGS = frozenset((".bz2", ".gz", ".json", ".jsonl", ".log", ".txt", ".whl", ".xz"))
 
 out = Output()
 err = Output(stderr=True)
@@ -131,6 +134,14 @@ LockWaitOption = Annotated[
     ),
 ]
 ServiceOption = Annotated[str | None, typer.Option("--service", "-s", help="Only this service of the hosts.")]
+SignaturesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--signatures-dir",
+        metavar="DIR",
+        help="Signatures of your own, besides those of $DDTREE_OPS_SIGNATURES and the configuration.",
+    ),
+]
 SerialOption = Annotated[
     str | None,
     typer.Option(
@@ -285,6 +296,17 @@ def open_session(target: Target) -> Session:
     from ddtree_ops.remote import connect
 
     return connect(connect_spec(target.host))
+
+
+@contextmanager
+def masked_session(target: Target) -> Iterator[Session]:
+    """A session to the target's host; the secrets that the service has there are masked in what is shown."""
+    from ddtree_ops.deploy.secrets import read_host_secrets
+    from ddtree_ops.service.layout import Layout
+
+    with open_session(target) as session:
+        read_host_secrets(session, Layout.of(target))
+        yield session
 
 
 def print_json(value: Any) -> None:

@@ -514,10 +514,27 @@ class Deployment:
                 self.frame.note = "systemd started nothing, so there is no journal of a run to explain"
                 return
             facts = ServiceFacts.of(self.target, patched=self.shipment.patched)
-            self.diagnosis = diagnose(from_entries(self._run_entries()), facts)
+            found = diagnose(from_entries(self._run_entries()), facts)
+            found = replace(found, source=self.target.name, invocation=self.invocation or "")
+            self.diagnosis = self._traced(found)
             self.frame.note = self.diagnosis.headline()
             if self.evidence is not None:
                 keep_files(self.evidence, {"diagnosis.json": pretty(self.diagnosis.to_json())})
+
+    def _traced(self, found: DiagnosisReport) -> DiagnosisReport:
+        """With the way of the parameters through the release that was tried, and where the failure was seen before."""
+        root = found.root
+        if root is None:
+            return found
+        from ddtree_ops.deploy.explaining import trace_in
+        from ddtree_ops.deploy.seen import in_evidence, in_history, sentence
+
+        past = in_history(root, self.observed.history, self.target.name) if self.observed else []
+        found = replace(found, seen=sentence([*in_evidence(root), *past], self.target.name, found.invocation))
+        bundle = self.shipment.bundle
+        if bundle is None or self.activation is None or self.activation.release != bundle.digest:
+            return found
+        return replace(found, trace=trace_in(bundle, root, origin=f"release {bundle.digest[:12]}"))
 
     def rollback(self) -> None:
         """Go back to the last release that passed and is still whole on the host, and see that it serves.
@@ -730,7 +747,9 @@ class Deployment:
             self.announce(self.unwritten)
             self.unwritten = None
         summary = self.frame.masked(self.verdict_summary())
-        line = verdict_line(activation.id, verdict, summary, invocation=self.invocation or "")
+        root = self.diagnosis.root if self.diagnosis is not None else None
+        cause = (root.signature, root.fingerprint) if root and verdict is Verdict.FAIL else None
+        line = verdict_line(activation.id, verdict, summary, invocation=self.invocation or "", cause=cause)
         self.session.append_line(self.layout.history, line)
 
     def audit(self, action: str, *, outcome: str, detail: str, invocation: str = "") -> None:

@@ -47,6 +47,7 @@ class Activation:
     :param reason: ``deploy``, ``validate`` (nothing was switched) or ``rollback``.
     :param invocation: the systemd run that the verdict is about; empty where it is not known.
     :param runtime: name of the runtime that the release was built from; empty in lines of older versions.
+    :param signature: of the root cause where it failed and a cause was found, with its ``fingerprint``; else empty.
     """
 
     id: str
@@ -61,6 +62,8 @@ class Activation:
     summary: str = ""
     invocation: str = ""
     runtime: str = ""
+    signature: str = ""
+    fingerprint: str = ""
 
     @property
     def good(self) -> bool:
@@ -140,8 +143,19 @@ def activation_line(activation: Activation) -> str:
     return _dump({"schema": _SCHEMA, "event": "activate", **fields})
 
 
-def verdict_line(activation_id: str, verdict: Verdict, summary: str, *, invocation: str = "") -> str:
-    """The line that judges an activation, without newline."""
+def verdict_line(
+    activation_id: str,
+    verdict: Verdict,
+    summary: str,
+    *,
+    invocation: str = "",
+    cause: tuple[str, str] | None = None,
+) -> str:
+    """The line that judges an activation, without newline.
+
+    :param cause: signature and fingerprint of the root cause, where it failed and one was found.
+    """
+    found = {} if cause is None else {"signature": cause[0], "fingerprint": cause[1]}
     return _dump(
         {
             "schema": _SCHEMA,
@@ -151,6 +165,7 @@ def verdict_line(activation_id: str, verdict: Verdict, summary: str, *, invocati
             "verdict": verdict.value,
             "summary": summary,
             "invocation": invocation,
+            **found,
         }
     )
 
@@ -181,6 +196,8 @@ def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
             verdict=Verdict(record["verdict"]),
             summary=str(record["summary"]),
             invocation=str(record.get("invocation", "")),
+            signature=str(record.get("signature", "")),
+            fingerprint=str(record.get("fingerprint", "")),
         )
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddtree_ops.diagnose.api import DiagnosisReport, Searched, diagnose
+    from ddtree_ops.diagnose.api import DiagnosisReport, Searched, diagnose, diagnose_stream
     from ddtree_ops.diagnose.events import (
         DecodeFigures,
         Phase,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         parse_server_args,
     )
     from ddtree_ops.diagnose.facts import ServiceFacts
-    from ddtree_ops.diagnose.library import Library, Signature, load_library
+    from ddtree_ops.diagnose.library import Library, Signature, default_library, load_library
     from ddtree_ops.diagnose.lines import LogLine, from_entries, read_log
     from ddtree_ops.diagnose.reduce import DecodeSummary, Diagnosis, EvidenceLine, fingerprint
 
@@ -38,7 +38,9 @@ __all__ = [
     "Searched",
     "ServiceFacts",
     "Signature",
+    "default_library",
     "diagnose",
+    "diagnose_stream",
     "fingerprint",
     "from_entries",
     "load_library",
@@ -51,13 +53,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("DiagnosisReport", "Searched", "diagnose"),
+    "api": ("DiagnosisReport", "Searched", "diagnose", "diagnose_stream"),
     "events": (
         *("DecodeFigures", "Phase", "PhaseKind", "parse_decode", "parse_events", "parse_phase"),
         *("parse_prefix", "parse_server_args"),
     ),
     "facts": ("ServiceFacts",),
-    "library": ("Library", "Signature", "load_library"),
+    "library": ("Library", "Signature", "default_library", "load_library"),
     "lines": ("LogLine", "from_entries", "read_log"),
     "reduce": ("DecodeSummary", "Diagnosis", "EvidenceLine", "fingerprint"),
 }

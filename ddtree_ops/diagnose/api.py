@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddtree_ops.diagnose.facts import ServiceFacts
-from ddtree_ops.diagnose.library import Library, load_library
+from ddtree_ops.diagnose.library import Library, default_library
 from ddtree_ops.diagnose.lines import LogLine
 from ddtree_ops.diagnose.reduce import DecodeSummary, Diagnosis, reduce_lines
-from ddtree_ops.results import CheckResult, Evidence, Verdict
+from ddtree_ops.diagnose.trace import Trace
+from ddtree_ops.results import CheckResult, Evidence, Verdict, worst
+from ddtree_ops.wording import count
+
+if TYPE_CHECKING:
+    from ddtree_ops.diagnose.figures import Figures
 
 _SENTENCE = re.compile(r"(?<=[\w)\]'\"])\.\s+(?=[A-Z])")
 
-__all__ = ["DiagnosisReport", "Searched", "diagnose"]
+__all__ = ["DiagnosisReport", "Searched", "diagnose", "diagnose_stream", "merged"]
 
 
 def _short(time: str) -> str:
@@ -25,17 +31,23 @@ def _short(time: str) -> str:
 
 @dataclass(frozen=True)
 class Searched:
-    """How much was read, from when to when (as the lines have it)."""
+    """How much was read, from when to when (as the lines have it).
+
+    :param suppressed: messages that journald dropped; ``damaged``: entries that cannot be read.
+    """
 
     lines: int
     begin: str
     end: str
     suppressed: int = 0
+    damaged: int = 0
 
     def __str__(self) -> str:
         span = f" from {_short(self.begin)} to {_short(self.end)}" if self.begin else ""
         lost = f", {self.suppressed} lines suppressed by journald" if self.suppressed else ""
-        return f"{self.lines} line{'' if self.lines == 1 else 's'}{span}{lost}"
+        if self.damaged:
+            lost += f", {self.damaged} journal entries could not be read"
+        return f"{count(self.lines, 'line')}{span}{lost}"
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,13 @@ class DiagnosisReport:
     :param stopped: the last life of the server in these lines was ended by a planned stop.
     :param ready: it said that it was ready (which alone is no proof).
     :param server: at least one line is unmistakably an SGLang server's.
+    :param figures: acceptance, throughput ... over the whole log; None where nobody counted.
+    :param trace: way of the parameters that the root cause's numbers name.
+    :param patch: whether the deployed runner holds the patch, and whether it is the one that ran, in a sentence.
+    :param seen: where the root cause was seen before, in a sentence; empty where nobody looked.
+    :param notes: what a reader must know: another run than asked for was explained, the input was cut off.
+    :param source: host, file or ``-``.
+    :param invocation: the run that was explained; empty for a file.
     """
 
     verdict: Verdict
@@ -60,6 +79,13 @@ class DiagnosisReport:
     stopped: bool = False
     ready: bool = False
     server: bool = True
+    figures: Figures | None = None
+    trace: Trace = field(default_factory=Trace)
+    patch: str = ""
+    seen: str = ""
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    invocation: str = ""
 
     @property
     def root(self) -> Diagnosis | None:
@@ -91,17 +117,27 @@ class DiagnosisReport:
         """The documented JSON of ``diagnose --json``, schema 1."""
         return {
             "schema": 1,
+            "source": self.source,
             "verdict": str(self.verdict),
             "headline": self.headline(),
-            "diagnoses": [item.to_json() for item in self.diagnoses],
-            "consequences": [item.to_json() for item in self.consequences],
+            "diagnoses": [{**item.to_json(), "source": self.source} for item in self.diagnoses],
+            "consequences": [{**item.to_json(), "source": self.source} for item in self.consequences],
             "searched": {
                 "lines": self.searched.lines,
                 "from": self.searched.begin,
                 "to": self.searched.end,
                 "suppressed": self.searched.suppressed,
+                "damaged": self.searched.damaged,
+                "sources": [self.source] if self.source else [],
             },
             "facts": self.facts.to_json(),
+            "figures": None if self.figures is None else self.figures.to_json(),
+            "trace": [step.to_json() for step in self.trace.steps],
+            "trace_origin": self.trace.origin,
+            "patch": self.patch,
+            "seen": self.seen,
+            "notes": [*self.notes, *([self.trace.note] if self.trace.note else [])],
+            "invocation": self.invocation,
         }
 
     def as_check(self, *, host: str = "", source: str = "journal", name: str = "signatures") -> CheckResult:
@@ -134,16 +170,31 @@ class DiagnosisReport:
 
 
 def diagnose(
-    lines: Iterable[LogLine], facts: ServiceFacts | None = None, *, library: Library | None = None
+    lines: Iterable[LogLine],
+    facts: ServiceFacts | None = None,
+    *,
+    library: Library | None = None,
+    figures: Callable[[], Figures] | None = None,
 ) -> DiagnosisReport:
     """Diagnose a run of lines. One pass over ``lines``; memory does not grow with their number.
 
     :param facts: what is known of the service; gaps are filled from the log itself.
-    :param library: other signatures than the shipped ones.
+    :param library: other signatures than the shipped ones and the user's own.
+    :param figures: asked after the last line, where somebody else has counted all lines; left out: counted here.
     :raises ConfigError: a signature file is wrong.
     """
-    found = reduce_lines(lines, facts or ServiceFacts(), library or load_library())
-    if any(item.severity == "fatal" for item in found.diagnoses):
+    from ddtree_ops.diagnose.figures import Tally, findings
+
+    known = library or default_library()
+    if figures is None:
+        tally = Tally()
+        figures, lines = tally.figures, _counted(lines, tally.feed_text)
+    found = reduce_lines(lines, facts or ServiceFacts(), known)
+    counted = figures()
+    skip = {item.signature for item in found.diagnoses}
+    diagnoses = [*found.diagnoses, *findings(counted, found.facts, known, skip=skip)]
+    diagnoses.sort(key=lambda item: item.severity != "fatal")
+    if any(item.severity == "fatal" for item in diagnoses):
         verdict = Verdict.FAIL
     elif not found.process_lines or not found.server_lines or found.suppressed:
         verdict = Verdict.INCONCLUSIVE
@@ -151,12 +202,119 @@ def diagnose(
         verdict = Verdict.PASS
     return DiagnosisReport(
         verdict=verdict,
-        diagnoses=found.diagnoses,
+        diagnoses=tuple(diagnoses),
         consequences=found.consequences,
         searched=Searched(found.lines, found.begin, found.end, found.suppressed),
         facts=found.facts,
-        decode=found.decode,
+        decode=counted.decode_summary() if counted else found.decode,
         stopped=found.stopped,
         ready=found.ready,
         server=found.server_lines,
+        figures=counted,
     )
+
+
+def _counted(lines: Iterable[LogLine], feed: Callable[[str, str], None]) -> Iterator[LogLine]:
+    for line in lines:
+        if line.source == "process":
+            feed(line.text, line.time)
+        yield line
+
+
+def diagnose_stream(
+    stream: BinaryIO | bytes | Iterable[bytes],
+    facts: ServiceFacts | None = None,
+    *,
+    library: Library | None = None,
+    source: str = "",
+) -> DiagnosisReport:
+    """Diagnose the bytes of a log in any wrapping, compressed or not; memory does not grow with their number.
+
+    :param stream: a file opened for bytes, its content, or pieces as they come (``journalctl -o json``).
+    :param source: what it is called in the report.
+    :raises ConfigError: a signature file is wrong. :raises OSError: it cannot be read.
+    """
+    from ddtree_ops.diagnose.figures import Tally
+    from ddtree_ops.diagnose.sieve import sift
+    from ddtree_ops.diagnose.source import read_chunks
+
+    known = library or default_library()
+    tally = Tally()
+    chunks = read_chunks(stream)
+    sifted = sift(chunks, literals=known.literals(), tally=tally)
+    report = diagnose(sifted, facts, library=known, figures=tally.figures)
+    damaged = sifted.damaged
+    verdict = report.verdict
+    if damaged and verdict is Verdict.PASS:
+        verdict = Verdict.INCONCLUSIVE
+    cut = sifted.truncated or chunks.truncated
+    return replace(
+        report,
+        verdict=verdict,
+        searched=replace(report.searched, lines=sifted.lines, damaged=damaged),
+        notes=(*report.notes, *([f"the input is not whole: {cut}"] if cut else [])),
+        source=source,
+    )
+
+
+def _moment(item: Mapping[str, Any]) -> float:
+    """Seconds since the epoch of a finding's first sighting; a time without a zone counts as UTC, none as the last."""
+    text = str(item["first"]).replace("Z", "+00:00")
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return float("inf")
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def merged(reports: Sequence[DiagnosisReport]) -> dict[str, Any]:
+    """One document of several reports, root cause first: of the fatal findings the one that was seen first.
+
+    Facts and figures differ from source to source: the document has the facts that all share, and each source's own
+    document under ``sources``. One report is its own document. None at all is inconclusive.
+    """
+    if len(reports) == 1:
+        return {**reports[0].to_json(), "sources": []}
+    documents = [report.to_json() for report in reports]
+    order = ("fatal", "degraded", "request")
+    diagnoses = [item for document in documents for item in document["diagnoses"]]
+    diagnoses.sort(
+        key=lambda item: (order.index(item["severity"]) if item["severity"] in order else 9, _moment(item))
+    )
+    first = next((item["source"] for item in diagnoses), documents[0]["source"] if documents else "")
+    leading = next((document for document in documents if document["source"] == first), None)
+    searched = [document["searched"] for document in documents]
+    shared = [document["facts"].items() for document in documents]
+    names = [document["source"] for document in documents]
+    headline = (
+        f"{first}: {leading['headline']}" if leading else "there is nothing to judge by: no source was read"
+    )
+    return {
+        "schema": 1,
+        "source": "",
+        "verdict": str(worst(report.verdict for report in reports)),
+        "headline": headline,
+        "diagnoses": diagnoses,
+        "consequences": [item for document in documents for item in document["consequences"]],
+        "searched": {
+            "lines": sum(one["lines"] for one in searched),
+            "from": min((one["from"] for one in searched if one["from"]), default=""),
+            "to": max((one["to"] for one in searched if one["to"]), default=""),
+            "suppressed": sum(one["suppressed"] for one in searched),
+            "damaged": sum(one["damaged"] for one in searched),
+            "sources": names,
+        },
+        "facts": {key: value for key, value in shared[0] if all((key, value) in other for other in shared)}
+        if shared
+        else {},
+        "figures": None,
+        "trace": leading["trace"] if leading else [],
+        "trace_origin": leading["trace_origin"] if leading else "",
+        "patch": leading["patch"] if leading else "",
+        "seen": leading["seen"] if leading else "",
+        "notes": [
+            f"{name}: {note}" for name, one in zip(names, documents, strict=True) for note in one["notes"]
+        ],
+        "invocation": leading["invocation"] if leading else "",
+        "sources": documents,
+    }

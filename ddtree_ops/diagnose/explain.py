@@ -15,6 +15,7 @@ from typing import Any
 
 from ddtree_ops.diagnose.events import Frame
 from ddtree_ops.diagnose.facts import ServiceFacts
+from ddtree_ops.diagnose.tables import EXEC_STATUS, SIGNALS, UNIT_RESULTS, XID
 
 __all__ = [
     "SOLVERS",
@@ -24,7 +25,9 @@ __all__ = [
     "explain_sizes",
     "fill",
     "graph_size_readings",
+    "joint_meanings",
     "meanings",
+    "named_settings",
     "tail",
     "template_fields",
 ]
@@ -177,7 +180,11 @@ def _vocabulary(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence
     return Solution() if min(a, b) >= 256 and a != b else None
 
 
-def _kernel_limit(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+_MOE_BYTES = frozenset({147456})
+"""Shared memory that the fused-MoE kernel asked for in reports: tells the kernel where no frame does."""
+
+
+def _kernel_values(groups: Mapping[str, str]) -> Solution | None:
     required, limit = int(groups["required"]), int(groups["limit"])
     if required <= limit:
         return None
@@ -190,63 +197,345 @@ def _kernel_limit(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequen
     )
 
 
+def _kernel_limit(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    return None if not frames and int(groups["required"]) in _MOE_BYTES else _kernel_values(groups)
+
+
+def _kernel_limit_moe(
+    groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]
+) -> Solution | None:
+    return _kernel_values(groups) if frames or int(groups["required"]) in _MOE_BYTES else None
+
+
+def _kernel_limit_any(
+    groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]
+) -> Solution | None:
+    found = _kernel_values(groups)
+    return Solution({**found.values, "place": _at(frames)}) if found else None
+
+
+_SERVER_NAME = re.compile(r"(?:python|sglang|sgl|pt_main|pt_scheduler)")
+_OF_PROGRAM = frozenset({8, 13, 31, 43, 45})
+_FOLLOWING = frozenset({43, 45})
+_NOTED = frozenset({63, 92})
+
+
+def _xid_values(groups: Mapping[str, str]) -> Solution | None:
+    number, name = int(groups["number"]), groups.get("name", "").strip()
+    if number in _OF_PROGRAM and name and not _SERVER_NAME.match(name):
+        return None
+    meaning, fix = XID.get(
+        number, ("it is not among those this tool knows", "look it up in NVIDIA's Xid catalog")
+    )
+    if number == 154 and groups.get("action"):
+        meaning = f"the driver says which recovery the GPU needs now: {groups['action']}"
+    ours = _SERVER_NAME.match(name) and groups.get("pid")
+    return Solution({"meaning": meaning, "fix": fix, "who": f"{name}, pid {groups['pid']}" if ours else ""})
+
+
+def _xid(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    number = int(groups["number"])
+    return _xid_values(groups) if number in XID and number not in _FOLLOWING | _NOTED else None
+
+
+def _xid_after(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    return _xid_values(groups) if int(groups["number"]) in _FOLLOWING else None
+
+
+def _xid_note(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    number = int(groups["number"])
+    return _xid_values(groups) if number in _NOTED or number not in XID else None
+
+
+def _cuda_version(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    found = int(groups.get("found", "0"))
+    return Solution({"offers": f"{found // 1000}.{found % 1000 // 10}" if found else ""})
+
+
+def _exit_code(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    code = int(groups["code"])
+    if code < 0:
+        meaning = SIGNALS.get(-code, f"ended by signal {-code}")
+    elif code > 128 and code - 128 in SIGNALS:
+        meaning = SIGNALS[code - 128]
+    else:
+        meaning = "an end of its own accord, with its last words before this line if it had any"
+    return Solution({"meaning": meaning})
+
+
+_STEPS = {
+    "exec": "EXEC",
+    "mount": "NAMESPACE",
+    "directory": "CHDIR",
+    "user": "USER",
+    "group": "GROUP",
+    "credentials": "CREDENTIALS",
+}
+"""Group of a match -> systemd's step, for lines that do not name it."""
+
+
+def _exec_status(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    if "status" in groups:
+        number = int(groups["status"])
+    else:
+        step = groups.get("step") or next((name for key, name in _STEPS.items() if key in groups), "")
+        number = next((number for number, found in EXEC_STATUS.items() if found[0] == step), 0)
+    entry = EXEC_STATUS.get(number)
+    if entry is None:
+        return None
+    name, meaning, fix = entry
+    return Solution({"name": f"{number}/{name}", "meaning": meaning, "fix": fix})
+
+
+def _unit_result(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    return Solution({"meaning": UNIT_RESULTS.get(groups["result"], groups["result"])})
+
+
+def _victim(groups: Mapping[str, str]) -> Solution:
+    rss = "".join(groups.get(name, "") for name in ("rss", "rss2"))
+    return Solution({"rss_gib": f"{int(rss) / 2**20:.0f}" if rss and int(rss) >= 2**20 else ""})
+
+
+def _victim_ours(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    name = groups.get("name", "")
+    return _victim(groups) if not name or _SERVER_NAME.match(name) else None
+
+
+def _victim_other(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    return None if _SERVER_NAME.match(groups["name"]) else _victim(groups)
+
+
+def _fp4_on_sm120(facts: ServiceFacts) -> bool:
+    return facts.gpu == "sm120" and "fp4" in (facts.model or "").lower()
+
+
+def _scale_suspicious(
+    groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]
+) -> Solution | None:
+    return Solution() if _fp4_on_sm120(facts) else None
+
+
+def _scale_harmless(
+    groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]
+) -> Solution | None:
+    return None if _fp4_on_sm120(facts) else Solution()
+
+
 SOLVERS: dict[str, tuple[Solver, frozenset[str]]] = {
     "graph-size": (_graph_size, frozenset({"reading", "patch", "fix", "bs"})),
     "context-overflow": (_context_overflow, frozenset({"over", "limit"})),
     "hidden-width": (_hidden_width, frozenset({"ratio"})),
     "vocabulary": (_vocabulary, frozenset()),
     "kernel-limit": (_kernel_limit, frozenset({"over", "limit_kib", "required_kib"})),
+    "kernel-limit-moe": (_kernel_limit_moe, frozenset({"over", "limit_kib", "required_kib"})),
+    "kernel-limit-any": (_kernel_limit_any, frozenset({"over", "limit_kib", "required_kib", "place"})),
+    "xid": (_xid, frozenset({"meaning", "fix", "who"})),
+    "xid-after": (_xid_after, frozenset({"meaning", "fix", "who"})),
+    "xid-note": (_xid_note, frozenset({"meaning", "fix", "who"})),
+    "cuda-version": (_cuda_version, frozenset({"offers"})),
+    "exit-code": (_exit_code, frozenset({"meaning"})),
+    "exec-status": (_exec_status, frozenset({"name", "meaning", "fix"})),
+    "unit-result": (_unit_result, frozenset({"meaning"})),
+    "victim-ours": (_victim_ours, frozenset({"rss_gib"})),
+    "victim-other": (_victim_other, frozenset({"rss_gib"})),
+    "scale-format-suspicious": (_scale_suspicious, frozenset()),
+    "scale-format-harmless": (_scale_harmless, frozenset()),
 }
 """Solver and the template fields it gives, under the name a signature file uses."""
 
 
+_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("block_size", "block_size"),
+    ("(budget + 1)", "verify_tokens"),
+    ("budget", "budget"),
+    ("topk_cap", "topk_cap"),
+    ("page_size", "page_size"),
+    ("cuda_graph_max_bs", "cuda_graph_max_bs"),
+    ("max_running_requests", "max_running_requests"),
+    ("tensor_parallel", "tensor_parallel"),
+    ("hidden size", "hidden_size"),
+    ("drafter's hidden size", "draft_hidden_size"),
+    ("vocabulary", "vocab_size"),
+    ("context length", "context_length"),
+    ("chunked_prefill_size", "chunked_prefill_size"),
+    ("KV tokens", "kv_tokens"),
+)
+"""Name in texts and attribute of the facts; of two equal numbers the first named is the likelier reading."""
+_TOKENS = ("block_size", "(budget + 1)")
+_LARGE = 512
+_MAX_TIMES = 16
+
+
 def _settings(facts: ServiceFacts) -> list[tuple[str, int]]:
-    named: list[tuple[str, int | None]] = [
-        ("block_size", facts.block_size),
-        ("(budget + 1)", facts.verify_tokens),
-        ("budget", facts.budget),
-        ("topk_cap", facts.topk_cap),
-        ("context length", facts.context_length),
-        ("cuda_graph_max_bs", facts.cuda_graph_max_bs),
-        ("max_running_requests", facts.max_running_requests),
-        ("tensor_parallel", facts.tensor_parallel),
-    ]
-    return [(name, value) for name, value in named if value and value > 1]
+    named = [(name, getattr(facts, attribute)) for name, attribute in _SETTINGS]
+    return [(name, int(value)) for name, value in named if value and value > 1]
 
 
-def meanings(number: int, facts: ServiceFacts, limit: int = 3) -> list[str]:
-    """Ways to read ``number`` as a setting, a small multiple of one, or one plus a little; best first."""
-    found: list[tuple[int, str]] = []
-    for name, value in _settings(facts):
+def _factor(times: int, text: str) -> str:
+    return text if times == 1 else f"{times} x {text}"
+
+
+def _graphable(times: int) -> bool:
+    """A batch size that graphs are captured for by default: powers of 2, and multiples of 8 above them."""
+    return times & (times - 1) == 0 or times % 8 == 0
+
+
+def meanings(number: int, facts: ServiceFacts, limit: int | None = None) -> list[str]:
+    """Ways to read ``number`` by the settings; best first.
+
+    A setting itself; one shared among the ranks; so many requests of ``block_size`` or ``budget + 1`` tokens; a small
+    multiple of another; a product of two, where nothing simpler fits; a large setting and a little. Of settings of one
+    value all are named where the number is that value, else the first.
+
+    :param limit: at most so many; None: all.
+    """
+    found: list[tuple[tuple[int, int, int], str]] = []
+    settings = _settings(facts)
+    ranks = facts.tensor_parallel or 1
+    used: set[int] = set()
+    for place, (name, value) in enumerate(settings):
+        times = number // value
         if number == value:
-            found.append((0, f"{name} {value}"))
-        elif number % value == 0 and number // value <= _MAX_BATCH:
-            found.append((number // value, f"{number // value} x {name} {value}"))
-        elif value >= 512 and 0 < number - value <= _MAX_BUDGET + 1:
-            found.append((1, f"{name} {value} + {number - value}"))
+            found.append(((0, 0, place), f"{name} {value}"))
+            continue
+        if value in used:
+            continue
+        used.add(value)
+        if number > 0 and number % value == 0:
+            kind = 2 if name in _TOKENS and _graphable(times) else 3 if name in _TOKENS else 4
+            if times <= (_MAX_BATCH if name in _TOKENS else _MAX_TIMES):
+                found.append(((kind, times, place), f"{times} x {name} {value}"))
+        elif value >= _LARGE and 0 < number - value <= _MAX_BUDGET + 1:
+            found.append(((6, 0, place), f"{name} {value} + {number - value}"))
+        elif 1 < ranks < value and value >= _LARGE and value % ranks == 0 and number == value // ranks:
+            found.append(((1, 0, place), f"{name} {value} / tensor_parallel {ranks}"))
+    if number > 0 and not any(key[0] < 2 for key, _ in found):
+        found += _products(number, settings)
     return [text for _, text in sorted(found, key=lambda item: item[0])[:limit]]
 
 
-_SIZES = re.compile(
-    r"size of tensor a \((?P<a>\d{1,12})\) must match the size of tensor b \((?P<b>\d{1,12})\)"
-    r"(?: at non-singleton dimension (?P<dim>\d{1,3}))?"
+def _products(number: int, settings: Sequence[tuple[str, int]]) -> list[tuple[tuple[int, int, int], str]]:
+    """``number`` as a product of two settings of which one counts tokens a request."""
+    found = []
+    for place, (name, value) in enumerate(settings):
+        for other, second in settings[place + 1 :]:
+            if name in _TOKENS and other != "budget" and second < _LARGE and number == value * second:
+                found.append(((5, 1, place), f"{name} {value} x {other} {second}"))
+    return found
+
+
+def joint_meanings(a: int, b: int, facts: ServiceFacts) -> list[str]:
+    """Ways to read two numbers as the same number of requests times two settings; best first."""
+    found: list[tuple[tuple[int, int, int], str]] = []
+    settings = _settings(facts)
+    for first, (name, value) in enumerate(settings):
+        times = a // value
+        if a <= 0 or a % value or times > _MAX_BATCH:
+            continue
+        for second, (other, wanted) in enumerate(settings):
+            if other == name or wanted == value or b != times * wanted:
+                continue
+            usual = sum(1 for word in (name, other) if word not in _TOKENS)
+            text = f"{a} = {times} x {name} {value} and {b} = {times} x {other} {wanted}"
+            found.append(((usual, times, first + second), text))
+    return [text for _, text in sorted(found, key=lambda item: item[0])]
+
+
+_N = r"(\d{1,12})"
+_PAIRS: tuple[re.Pattern[str], ...] = (
+    re.compile(rf"size of tensor a \({_N}\) must match the size of tensor b \({_N}\)"),
+    re.compile(rf"expanded size of the tensor \({_N}\) must match the existing size \({_N}\)"),
+    re.compile(rf"[Ee]xpected size {_N} but got size {_N}"),
 )
+_SHAPE = re.compile(rf"shape '\[((?:-?\d{{1,12}}(?:, )?){{1,8}})\]' is invalid for input of size {_N}")
+_MATRICES = re.compile(rf"mat1 and mat2 shapes cannot be multiplied \({_N}x{_N} and {_N}x{_N}\)")
+_INDEX = re.compile(rf"index {_N} is out of bounds for (?:dimension|axis) (\d{{1,3}}) with size {_N}")
 
 
-def explain_sizes(text: str, facts: ServiceFacts) -> str:
-    """For a size mismatch that no signature explains: what each number could be. Empty for any other text."""
-    match = _SIZES.search(text)
-    if match is None:
-        return ""
+def _candidates(numbers: Sequence[int], facts: ServiceFacts) -> str:
     parts = []
-    for name in ("a", "b"):
-        number = int(match[name])
+    for number in dict.fromkeys(numbers):
         read = meanings(number, facts)
         parts.append(f"{number}: {', or '.join(read) if read else 'no known setting or multiple of one'}")
     known = ", ".join(f"{name} {value}" for name, value in _settings(facts)) or "none"
-    return (
-        f"No setting explains both sizes together. Candidates: {'; '.join(parts)}. Settings known: {known}."
-    )
+    return f"Candidates: {'; '.join(parts)}. Settings known: {known}."
+
+
+def _pair(a: int, b: int, facts: ServiceFacts) -> str:
+    joint = joint_meanings(a, b, facts)
+    if joint:
+        more = f" (or {'; '.join(joint[1:3])})" if len(joint) > 1 else ""
+        return f"Both sizes are settings times the same batch size: {joint[0]}{more}."
+    return f"No setting explains both sizes together. {_candidates((a, b), facts)}"
+
+
+def _shape(numbers: Sequence[int], size: int, facts: ServiceFacts) -> str:
+    fixed = [number for number in numbers if number > 0]
+    holds = 1
+    for number in fixed:
+        holds *= number
+    if holds and size % holds == 0:
+        relation = f"{size} = {size // holds} x the {holds} that this shape holds."
+        numbers = [size, size // holds, *fixed]
+    else:
+        relation = f"{size} is no multiple of the {holds} that this shape holds."
+        numbers = [size, *fixed]
+    if joint := joint_meanings(size, holds, facts):
+        return f"The shape holds {holds}: {joint[0]}, the same batch size."
+    explained = [number for number in numbers if number > 1]
+    if all(meanings(number, facts) for number in explained):
+        parts = "; ".join(f"{number}: {', or '.join(meanings(number, facts, 3))}" for number in explained)
+        return f"{relation} By the settings: {parts}."
+    return f"{relation} No setting explains all of these numbers. {_candidates(explained, facts)}"
+
+
+def explain_sizes(text: str, facts: ServiceFacts) -> str:
+    """What the numbers of an error about sizes, shapes or indices could be. Empty for any other text.
+
+    Understood: ``size of tensor a (X) must match ... b (Y)``, ``Expected size X but got size Y``, ``shape '[a, b]' is
+    invalid for input of size N``, ``mat1 and mat2 shapes cannot be multiplied (AxB and CxD)``, ``index N is out of
+    bounds for dimension D with size M``.
+    """
+    for pattern in _PAIRS:
+        match = pattern.search(text)
+        if match is not None:
+            return _pair(int(match[1]), int(match[2]), facts)
+    if match := _SHAPE.search(text):
+        return _shape([int(part) for part in match[1].split(", ") if part], int(match[2]), facts)
+    if match := _MATRICES.search(text):
+        rows, a, b, _ = (int(part) for part in match.groups())
+        at = ", or ".join(meanings(rows, facts, 2)) if rows > 1 else ""
+        return f"{a} must equal {b}. {_pair(a, b, facts)}" + (f" The {rows} rows: {at}." if at else "")
+    if match := _INDEX.search(text):
+        index, size = int(match[1]), int(match[3])
+        over = index - size + 1
+        start = f"Index {index} is {over} beyond the last, {size - 1}."
+        if read := meanings(size, facts, 3):
+            return f"{start} {size}: {', or '.join(read)}."
+        return f"{start} No setting explains {size}. {_candidates((size, over), facts)}"
+    return ""
+
+
+def named_settings(text: str) -> tuple[str, ...]:
+    """Fields of ``ServerArgs`` that an explanation names, in the order in which it names them."""
+    places = {
+        field: text.find(name)
+        for name, field in _NAMED.items()
+        if re.search(rf"(?<![\w]){re.escape(name)}", text)
+    }
+    return tuple(sorted(places, key=lambda field: places[field]))
+
+
+_NAMED = {
+    "block_size": "speculative_num_draft_tokens",
+    "budget": "speculative_ddtree_budget",
+    "topk_cap": "speculative_ddtree_topk_cap",
+    "page_size": "page_size",
+    "cuda_graph_max_bs": "cuda_graph_max_bs",
+    "max_running_requests": "max_running_requests",
+    "context length": "context_length",
+    "chunked_prefill_size": "chunked_prefill_size",
+}
 
 
 class _Formatter(string.Formatter):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from ddtree_ops.errors import UsageError
 from ddtree_ops.inventory.models import Target
 
 __all__ = ["ServiceFacts"]
+
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+
+
+def _converted(kind: str, text: str) -> Any:
+    if kind.startswith("bool"):
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+    if kind.startswith("int"):
+        return int(text.replace("_", ""))
+    return float(text) if kind.startswith("float") else text
+
 
 _DUMP = {
     "tensor_parallel": ("tp_size",),
@@ -24,8 +36,38 @@ _DUMP = {
     "port": ("port",),
     "model": ("model_path",),
     "drafter": ("speculative_draft_model_path",),
+    "page_size": ("page_size",),
+    "chunked_prefill_size": ("chunked_prefill_size",),
 }
-_LIMITS = {"context_length": "context_len", "max_running_requests": "max_running_requests"}
+_LIMITS = {
+    "context_length": "context_len",
+    "max_running_requests": "max_running_requests",
+    "kv_tokens": "max_total_num_tokens",
+    "chunked_prefill_size": "chunked_prefill_size",
+}
+_ALIASES = {
+    "bs": "cuda_graph_max_bs",
+    "context": "context_length",
+    "context_len": "context_length",
+    "ddtree_budget": "budget",
+    "hidden": "hidden_size",
+    "max_bs": "cuda_graph_max_bs",
+    "num_draft_tokens": "block_size",
+    "page": "page_size",
+    "topk": "topk_cap",
+    "tp": "tensor_parallel",
+    "tp_size": "tensor_parallel",
+    "vocab": "vocab_size",
+}
+"""Short names and names of flags for fields, as people write them."""
+
+
+def _simulated(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value > 0 else None
 
 
 @dataclass(frozen=True)
@@ -39,6 +81,10 @@ class ServiceFacts:
     :param context_length: tokens.
     :param gpu: compute architecture, ``sm120``.
     :param patched: whether the deployed runner sizes its graph for the tree (patch 0001).
+    :param kv_tokens: capacity of the KV pool, tokens.
+    :param hidden_size: width of the target model, from its ``config.json``; likewise the drafter's and the vocabulary.
+    :param min_accept_length: least tokens a verify step that the inventory asks for.
+    :param simulated: ``SGLANG_SIMULATE_ACC_LEN`` of the service's environment, where it is above 0.
     :param learned: names of the fields that were read from the log, not given.
     """
 
@@ -60,6 +106,14 @@ class ServiceFacts:
     drafter: str | None = None
     runtime: str | None = None
     patched: bool | None = None
+    page_size: int | None = None
+    chunked_prefill_size: int | None = None
+    kv_tokens: int | None = None
+    hidden_size: int | None = None
+    draft_hidden_size: int | None = None
+    vocab_size: int | None = None
+    min_accept_length: float | None = None
+    simulated: float | None = None
     learned: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -91,6 +145,8 @@ class ServiceFacts:
             context_length=number("context-length"),
             mem_fraction_static=float(fraction) if isinstance(fraction, int | float) else None,
             cuda_graph_max_bs=number("cuda-graph-max-bs"),
+            page_size=number("page-size"),
+            chunked_prefill_size=number("chunked-prefill-size"),
             max_running_requests=number("max-running-requests"),
             gpu=host.gpu.arch if host.gpu else None,
             port=service.port,
@@ -98,7 +154,44 @@ class ServiceFacts:
             drafter=service.drafter,
             runtime=target.runtime.name or None,
             patched=patched,
+            min_accept_length=service.health.min_accept_length,
+            simulated=_simulated(service.environment.get("SGLANG_SIMULATE_ACC_LEN", "")),
         )
+
+    @classmethod
+    def given(cls, pairs: Iterable[str], base: ServiceFacts | None = None) -> ServiceFacts:
+        """Facts from ``KEY=VALUE`` words, over ``base``; keys are fields of this class or their short names (``tp``).
+
+        :raises UsageError: an unknown key, or a value of another type.
+        """
+        kinds = {item.name: str(item.type) for item in fields(cls) if item.name != "learned"}
+        values: dict[str, Any] = {}
+        for pair in pairs:
+            key, equals, text = pair.partition("=")
+            plain = key.strip().lstrip("-").replace("-", "_").removeprefix("speculative_")
+            name = _ALIASES.get(plain.removeprefix("ddtree_"), plain.removeprefix("ddtree_"))
+            if not equals or name not in kinds:
+                raise UsageError(
+                    f"{pair!r}: " + (f"there is no fact {key!r}" if equals else "not KEY=VALUE"),
+                    hint=f"facts are: {', '.join(sorted(kinds))}",
+                )
+            try:
+                values[name] = _converted(kinds[name], text.strip())
+            except (ValueError, KeyError):
+                raise UsageError(
+                    f"{pair!r}: {name} is {_WORDS[kinds[name].split(' ')[0]]}", hint=f"e.g. --facts {name}=8"
+                ) from None
+        return replace(base or cls(), **values)
+
+    def learn_config(self, config: Mapping[str, Any], *, drafter: bool = False) -> ServiceFacts:
+        """Fill gaps from a model's ``config.json``; the text part of a model for pictures too."""
+        text = config.get("text_config")
+        inner: Mapping[str, Any] = text if isinstance(text, dict) else config
+        names = {"hidden_size": "draft_hidden_size"} if drafter else {"hidden_size": "hidden_size"}
+        if not drafter:
+            names["vocab_size"] = "vocab_size"
+        found = {field: inner.get(name, config.get(name)) for name, field in names.items()}
+        return self.learn({field: value for field, value in found.items() if type(value) is int})
 
     def learn(self, found: Mapping[str, Any]) -> ServiceFacts:
         """These facts with gaps filled from ``found`` (names of this class); what is known is never overwritten."""

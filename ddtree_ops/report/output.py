@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,6 +26,8 @@ class Output(_Base):
 
     def __init__(self, *, stderr: bool = False) -> None:
         self._to_stderr = stderr
+        self.gone = False
+        """Whoever read it has gone."""
 
     @property
     def _stream(self) -> TextIO:
@@ -57,8 +60,19 @@ class Output(_Base):
         except BrokenPipeError:
             self.on_broken_pipe()
 
+    def look(self) -> None:
+        """Find out whether the reader of a pipe has gone, without writing: :attr:`gone` says it."""
+        poll = select.poll()
+        try:
+            poll.register(self._stream.fileno(), 0)
+        except (OSError, ValueError):
+            return
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         """From now on nothing is printed."""
+        self.gone = True
         self.console.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 

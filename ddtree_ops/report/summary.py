@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.deploy.plan import Plan
+from ddtree_ops.report.diagnosis import print_diagnosis
+from ddtree_ops.report.lines import folded, indented, say
 from ddtree_ops.report.progress import duration
-from ddtree_ops.report.typed import typed
 from ddtree_ops.results import CheckResult, Verdict
-
-if TYPE_CHECKING:
-    from ddtree_ops.diagnose.api import DiagnosisReport
 
 __all__ = [
     "folded",
@@ -43,7 +38,6 @@ _STYLE = {
     Outcome.SKIPPED: "yellow",
     Outcome.FAILED: "bold red",
 }
-_SEVERITY = {"fatal": "bold red", "degraded": "bold yellow"}
 _MARK = {
     Verdict.PASS: ("✓", "green"),
     Verdict.FAIL: ("✗", "bold red"),
@@ -180,47 +174,6 @@ def _differing_files(console: Console, plan: Plan, *, names: bool) -> None:
             indented(console, f"{mark} {path}", 4, style)
 
 
-def print_diagnosis(console: Console, report: DiagnosisReport, *, host: str = "") -> None:
-    """Root cause first: what it is, what it means, its remedy, the lines it rests on."""
-    where = f"{host}: " if host else ""
-    if not report.diagnoses:
-        say(console, Text.assemble((where, "bold cyan"), report.headline()))
-    for diagnosis in report.diagnoses:
-        ranks = f" on {len(diagnosis.ranks)} ranks" if len(diagnosis.ranks) > 1 else ""
-        title = (
-            f"{diagnosis.signature}{ranks}: {diagnosis.title}",
-            _SEVERITY.get(diagnosis.severity, "bold"),
-        )
-        say(console, Text.assemble((where, "bold cyan"), title))
-        indented(console, diagnosis.explanation, 2)
-        if diagnosis.remedy:
-            indented(console, f"remedy: {diagnosis.remedy}", 2)
-        for text, line in {evidence.text: evidence.line for evidence in reversed(diagnosis.evidence)}.items():
-            indented(console, f"line {line}: {text}", 4, "dim")
-    if report.diagnoses and report.consequences:
-        names = ", ".join(dict.fromkeys(consequence.title for consequence in report.consequences))
-        indented(console, f"then: {names}", 2, "dim")
-
-
-def indented(console: Console, text: str, columns: int, style: str = "") -> None:
-    """Lines of a text, ``columns`` blanks before each; commands in it as the user would have to type them."""
-    for line in typed(text).splitlines():
-        say(console, Text(line, style), indent=columns)
-
-
-def say(console: Console, line: Text, *, indent: int = 0) -> None:
-    """One line; on a terminal folded between words under itself, elsewhere whole, for people paste and grep it.
-
-    No command and no word is broken: what is longer than the terminal is left for the terminal to fold.
-    """
-    if not console.is_terminal:
-        console.print(Text(" " * indent).append_text(line), soft_wrap=True)
-        return
-    hang = indent + 2
-    for number, part in enumerate(folded(line, max(console.width - hang, 20))):
-        console.print(Text(" " * (hang if number else indent)).append_text(part), soft_wrap=True)
-
-
 def table_lines(
     head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[Sequence[str]]
 ) -> list[Text]:
@@ -235,27 +188,3 @@ def table_lines(
         line.rstrip()
         lines.append(line)
     return lines
-
-
-_WORD = r"(?:'[^']*'|[^\s;,()'])+"
-_COMMAND = re.compile(
-    rf"\b(?:ddtree-ops(?: -i {_WORD})?(?: (?:lock|patch|router|runtime|inventory|playbook|lab))?|systemctl|journalctl|ssh-keygen)"
-    rf" {_WORD}(?: {_WORD})?(?: --?[a-z]{_WORD}(?: {_WORD})?| -[a-zA-Z]\b(?: {_WORD})?)*"
-)
-
-
-def folded(line: Text, width: int) -> list[Text]:
-    """A line in parts of at most ``width`` columns, broken between words of prose: never inside a word or command."""
-    words = [match.span() for match in re.finditer(r"\S+", line.plain)]
-    kept = [match.span() for match in _COMMAND.finditer(line.plain)]
-    whole = [word for word in words if not any(first < word[0] < end for first, end in kept)]
-    breaks: list[int] = []
-    for (start, _), following in zip(whole, [*whole[1:], (len(line.plain), 0)], strict=True):
-        begin = breaks[-1] if breaks else 0
-        text = line.plain[begin : following[0]].rstrip()
-        if start > begin and line.plain[begin:start].strip() and cell_len(text) > width:
-            breaks.append(start)
-    parts = list(line.divide(breaks))
-    for part in parts:
-        part.rstrip()
-    return parts

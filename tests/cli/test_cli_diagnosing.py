@@ -1,0 +1,185 @@
+"""``diagnose`` over files and standard input, as it is typed. No host is reached."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+INVENTORY = """\
+schema: 1
+runtimes:
+  r: {description: sglang-0.5.11, python: cp312}
+services:
+  a: {unit: a.service, runtime: r, venv: /v, model: /m, port: 3001, drafter: /d,
+      speculative: {algorithm: DDTREE, block_size: 6, budget: 20}}
+  b: {unit: b.service, runtime: r, venv: /v, model: /m, port: 3002}
+hosts:
+  one: {address: 127.0.0.1, services: {a: {}, b: {}}}
+"""
+PASTE = "> The size of tensor a (12) must match the size of tensor b (42) at non-singleton dimension 0\n"
+KEYS = {
+    "schema", "source", "verdict", "headline", "diagnoses", "consequences", "searched", "facts", "figures",
+    "trace", "trace_origin", "patch", "seen", "notes", "invocation", "sources",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "hosts.yaml"
+    path.write_text(INVENTORY)
+    monkeypatch.setenv("DDTREE_OPS_INVENTORY", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return path
+
+
+def document(ended) -> dict:
+    return json.loads(ended.out)
+
+
+def test_one_document_whatever_the_number_of_sources(typed, tmp_path: Path) -> None:
+    crash, sound = DATA / "logs" / "h200-oom-drafter-kv-pool.log", DATA / "logs" / "h200-dflash.log"
+    ended = typed("diagnose", str(sound), str(crash), "--json")
+    found = document(ended)
+    assert ended.code == 5
+    assert set(found) == KEYS
+    assert (found["schema"], found["verdict"]) == (1, "fail")
+    assert found["diagnoses"][0]["source"] == str(crash), "root cause first, from wherever"
+    assert found["headline"].startswith(f"{crash}: oom-kv-pool")
+    assert found["searched"]["sources"] == [str(sound), str(crash)]
+    assert [one["source"] for one in found["sources"]] == [str(sound), str(crash)]
+    assert [one["verdict"] for one in found["sources"]] == ["pass", "fail"]
+    assert found["searched"]["lines"] == sum(one["searched"]["lines"] for one in found["sources"])
+    alone = document(typed("diagnose", str(crash), "--json"))
+    assert set(alone) == KEYS and alone["sources"] == []
+    assert {**found["sources"][1], "sources": []} == alone
+    item = alone["diagnoses"][0]
+    assert set(item) >= {
+        "signature", "severity", "title", "explanation", "remedy", "ranks", "count", "first", "fingerprint",
+        "evidence", "traceback", "source",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--facts", "block_size=6", "--facts", "budget=20"],
+            "12 = 2 x block_size 6, 42 = 2 x (budget 20 + 1)",
+        ),
+        (["--service", "a"], "12 = 2 x block_size 6, 42 = 2 x (budget 20 + 1)"),
+        (["--service", "a", "--facts", "patched=no"], "the deployed runner lacks patch 0001"),
+        ([], "from the numbers alone"),
+    ],
+)
+def test_what_is_known_of_the_service_of_a_log(typed, tmp_path: Path, options: list[str], said: str) -> None:
+    log = tmp_path / "paste.txt"
+    log.write_text(f"> RuntimeError: {PASTE[2:]}")
+    ended = typed("diagnose", str(log), *options)
+    assert ended.code == 5
+    assert said in ended.out
+    assert "not seen before here" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--facts", "blok=6"], "there is no fact 'blok'"),
+        (["--facts", "block_size=six"], "block_size is a whole number"),
+        (["-i", "INVENTORY"], "the log may be of 2 services: a, b"),
+        (["--service", "c"], "no service 'c'"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(
+    typed, inventory: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    log = tmp_path / "paste.txt"
+    log.write_text(PASTE)
+    ended = typed(
+        "diagnose", str(log), *(str(inventory) if word == "INVENTORY" else word for word in options)
+    )
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_evidence_is_explained_by_its_folder_and_compressed_logs_as_they_are(typed, tmp_path: Path) -> None:
+    raw = (DATA / "logs" / "h200-oom-drafter-kv-pool.log").read_bytes()
+    packed = tmp_path / "crash.log.gz"
+    packed.write_bytes(gzip.compress(raw))
+    assert document(typed("diagnose", str(packed), "--json"))["diagnoses"][0]["signature"] == "oom-kv-pool"
+    packed.write_bytes(gzip.compress(raw)[:-200])
+    cut = document(typed("diagnose", str(packed), "--json"))
+    assert any("not whole" in note for note in cut["notes"])
+    folder = tmp_path / "ct200-20261129T100000Z"
+    folder.mkdir()
+    lines = [
+        json.dumps({"time": "", "source": "process", "pid": 7, "message": text})
+        for text in raw.decode().splitlines()
+    ]
+    (folder / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    assert document(typed("diagnose", str(folder), "--json"))["diagnoses"][0]["signature"] == "oom-kv-pool"
+    assert typed("diagnose", str(tmp_path)).code == 2
+
+
+def test_standard_input(typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = (DATA / "journal" / "crash-while-serving.json").read_bytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw), isatty=lambda: False))
+    ended = typed("diagnose", "-", "--json")
+    assert (ended.code, ended.err, document(ended)["source"]) == (5, "", "-")
+
+
+def test_standard_input_that_is_a_terminal_is_told_what_to_do() -> None:
+    ours, theirs = pty.openpty()
+    client = subprocess.Popen(
+        [sys.executable, "-m", "ddtree_ops", "diagnose", "-"], stdin=theirs, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        os.write(ours, b"nothing of a server\n\x04")
+        _, said = client.communicate(timeout=30)
+    finally:
+        client.kill()
+        client.communicate()
+        os.close(theirs)
+        os.close(ours)
+    assert "press Ctrl-D" in said
+    assert client.returncode == 8
+
+
+def test_signatures_of_the_users_own(typed, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "fan-stopped.yaml").write_text(
+        "id: fan-stopped\ntitle: a fan stands still\npattern: 'fan (?P<number>[0-9]+) has stopped'\nliteral: has stopped\n"
+        "where: [log]\nseverity: fatal\nexplanation: 'Fan {number} stands still.'\nremedy: 'turn it'\nsource: own\n"
+        "examples: ['fan 3 has stopped']\nlookalikes: ['fan has stopped']\n"
+    )
+    log = tmp_path / "fan.log"
+    log.write_text("[2026-11-29 10:00:00 TP0] fan 3 has stopped\n")
+    assert typed("diagnose", str(log)).code == 0 or typed("diagnose", str(log)).code == 8
+    ended = typed("diagnose", str(log), "--signatures-dir", str(tmp_path / "own"))
+    assert ended.code == 5 and "Fan 3 stands still." in ended.out
+
+
+def test_verbose_shows_the_traceback(typed) -> None:
+    log = str(DATA / "logs" / "h200-oom-drafter-kv-pool.log")
+    plain, full = typed("diagnose", log), typed("diagnose", log, "--verbose")
+    assert 'File "' not in plain.out and 'File "' in full.out
+
+
+def test_a_terminal_without_utf8_gets_ascii() -> None:
+    log = DATA / "logs" / "h200-oom-drafter-kv-pool.log"
+    done = subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", "diagnose", str(log)], capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert done.stdout.decode("ascii").startswith(f"{log}: oom-kv-pool")

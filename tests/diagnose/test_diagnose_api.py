@@ -1,0 +1,38 @@
+"""Bytes to a verdict: what is lost is never a pass, and the way the bytes come makes no difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.diagnose.api import diagnose_stream
+from ddtree_ops.results import Verdict
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+STOPPED = (DATA / "journal" / "stop-mixed.json").read_bytes()
+CRASHED = (DATA / "journal" / "crash-while-serving.json").read_bytes()
+
+
+@pytest.mark.parametrize("size", [1 << 20, 777])
+def test_pieces_cut_anywhere_give_the_same_report(size: int) -> None:
+    whole = diagnose_stream(CRASHED, source="x")
+    pieces = [CRASHED[at : at + size] for at in range(0, len(CRASHED), size)]
+    assert diagnose_stream(iter(pieces), source="x").to_json() == whole.to_json()
+    assert whole.verdict is Verdict.FAIL
+
+
+def test_a_journal_entry_that_cannot_be_read_is_no_pass() -> None:
+    assert diagnose_stream(STOPPED).verdict is Verdict.PASS
+    head, _, rest = STOPPED.partition(b"\n")
+    found = diagnose_stream(head + b'\n{"MESSAGE":"cut\n' + rest)
+    assert (found.verdict, found.searched.damaged) == (Verdict.INCONCLUSIVE, 1)
+    assert "1 journal entries could not be read" in found.headline()
+    assert diagnose_stream(CRASHED + b'{"MESSAGE":"cut\n').verdict is Verdict.FAIL
+
+
+def test_every_line_is_counted_though_few_are_parsed() -> None:
+    text = (DATA / "logs" / "h200-dflash.log").read_bytes()
+    found = diagnose_stream(text)
+    assert found.searched.lines == text.count(b"\n")
+    assert found.figures is not None and found.figures.overall.decode_lines == text.count(b"Decode batch")
