@@ -10,10 +10,13 @@ from typing import Any, get_args
 
 import pytest
 import typer.main
+import yaml
 from pydantic import BaseModel
 
 from ddtree_ops.checks.prompts import load_prompts
 from ddtree_ops.cli.app import app
+from ddtree_ops.diagnose.library import load_library
+from ddtree_ops.diagnose.trials import try_signature
 from ddtree_ops.errors import ExitCode
 from ddtree_ops.inventory import load_inventory
 from ddtree_ops.inventory.models import Host, Router, RuntimeSpec
@@ -253,11 +256,21 @@ def test_playbooks_in_the_documentation_load(page: str, text: str, tmp_path: Pat
     assert load_playbook(str(path)).steps
 
 
+@pytest.mark.parametrize(("page", "text"), blocks("signature"))
+def test_signatures_in_the_documentation_do_what_they_say(page: str, text: str, tmp_path: Path):
+    path = tmp_path / f"{yaml.safe_load(text)['id']}.yaml"
+    path.write_text(text, "utf-8")
+    library = load_library(tmp_path)
+    assert try_signature(library[path.stem], library).problems == ()
+
+
 def test_every_yaml_block_says_what_it_is():
-    assert blocks("inventory") and blocks("playbook")
+    assert blocks("inventory") and blocks("playbook") and blocks("signature")
     for page in PAGES:
         fences = re.findall(r"^ *```(yaml.*)$", page.read_text("utf-8"), re.MULTILINE)
-        assert [fence for fence in fences if fence not in ("yaml inventory", "yaml playbook")] == []
+        assert [
+            fence for fence in fences if fence.split()[1:] not in (["inventory"], ["playbook"], ["signature"])
+        ] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
