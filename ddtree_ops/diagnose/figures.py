@@ -380,7 +380,7 @@ class Figures:
 
 _BUCKETS = 512
 _KEEP = 1024
-_AT_ONCE = 256
+_AT_ONCE, _LATER, _SHORT = 256, 64, 1 << 14
 _PREFILLS_AT_ONCE = 16
 _PENDING = 1 << 16
 _LONGEST = 1 << 18
@@ -561,11 +561,13 @@ class _Spaced:
 
     def __init__(self) -> None:
         self.kept: list[Sample] = []
-        self.stride, self.due = 1, 0
+        self.stride, self.due, self.seen = 1, 0, 0
 
     def wanted(self, lines: int) -> int:
         """How many of so many new lines."""
-        factor = -(-(self.due + lines) // (_AT_ONCE * self.stride))
+        self.seen += lines
+        most = _AT_ONCE if self.seen <= _SHORT else _LATER
+        factor = -(-(self.due + lines) // (most * self.stride))
         if factor > 1:
             self.kept = self.kept[::factor]
             self.stride *= factor
@@ -825,7 +827,7 @@ class Tally:
     def _segment(self, data: bytes, before: int, after: int) -> None:
         """Lines of one life: those with the numbers from ``before + 1`` to ``after``."""
         now = self._now
-        if now.arguments.get("log_requests") is not False and any(mark in data for mark in _REQUESTS):
+        if now.arguments.get("log_requests") is not False and _has_requests(data):
             data = self._without_requests(data)
             now.finished += data.count(_FINISH_MARK)
             now.bangs += data.count(_BANG_MARK)
@@ -853,8 +855,10 @@ class Tally:
             at = data.find(_RETRACT, at + 1)
         if decodes:
             now.decode_lines += decodes
-            now.with_graph += data.count(b"cuda graph: True, gen")
-            now.without_graph += data.count(b"cuda graph: False, gen")
+            in_graph = data.count(b"cuda graph: True, gen")
+            now.with_graph += in_graph
+            if in_graph < decodes:
+                now.without_graph += data.count(b"cuda graph: False, gen")
             self._acceptance(data, before)
             self._decodes(data, after, decodes)
         if prefills:
@@ -1000,6 +1004,10 @@ class Tally:
             if end_stamp.text or begin == 0:
                 return
             stop = begin - 1
+
+
+def _has_requests(data: bytes) -> bool:
+    return b"obj=" in data and any(mark in data for mark in _REQUESTS)
 
 
 def _line_at(data: bytes, at: int) -> bytes:
