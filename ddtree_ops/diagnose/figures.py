@@ -1136,7 +1136,7 @@ def _accept_below_floor(figures: Figures, facts: ServiceFacts) -> Solution | Non
 
 def _high_accept(figures: Figures, facts: ServiceFacts) -> Solution | None:
     life, most, mean = figures.last, _most(figures, facts), figures.last.accept_mean
-    if most is None or mean is None or most[0] < 4 or life.accept_lines < 100:
+    if most is None or mean is None or most[0] < 4 or life.accept_lines * _interval(figures) < 4000:
         return None
     if mean < 0.95 * most[0] or above_block(mean, most[0]):
         return None
