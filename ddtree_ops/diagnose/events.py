@@ -438,6 +438,8 @@ Event = TextLine | Traceback | ServerArgs
 _LABEL = re.compile(
     r"\[rank(\d{1,5})\]: ?|\[default(\d{1,5})\]:|\(([^()]{0,80}?)\bpid=(\d{1,10})[^()]{0,60}\) ?"
 )
+_RANKS = re.compile(r"\[((?:TP|DP|PP|EP)\d{1,5}(?: (?:TP|DP|PP|EP)\d{1,5})*)\] ?")
+"""A prefix whose time was taken away."""
 _RANK = re.compile(r"(?:TP|DP|PP|EP)\d{1,5}")
 _BAR = re.compile(r"\s{0,40}\| ?")
 _SEPARATOR = re.compile(r"\s{0,40}\+[-+ ]{2,80}(?: ?(\d{1,4}|\.\.\.) -{2,80})?\s*$")
@@ -447,6 +449,8 @@ _PATIENCE = 400
 _CLUSTER_PATIENCE = 60
 _LULL = 24
 _KEEP_DUMP = 400
+_ANNOUNCING = ("Exception ", "ERROR: ", "ERROR - ", "ERROR ", "CRITICAL: ")
+"""Starts of a line that a traceback without a header of its own may belong to."""
 
 
 @dataclass(slots=True)
@@ -528,7 +532,7 @@ class _Parser:
             return
         if not loose and self._prefixed(key, line, rank, body, index):
             return
-        if prefix is not None or body.endswith(":") or body.startswith("Exception "):
+        if prefix is not None or body.endswith(":") or body.startswith(_ANNOUNCING):
             self.announced[key] = (body, prefix.time if prefix else line.time, rank)
             if len(self.announced) > 4096:
                 self.announced.clear()
@@ -553,6 +557,8 @@ class _Parser:
     def _labelled(self, key: int | str | None, rank: str, body: str) -> tuple[int | str | None, str, str]:
         match = _LABEL.match(body)
         if match is None:
+            if (ranks := _RANKS.match(body)) is not None:
+                return key, rank or ranks[1], body[ranks.end() :]
             return key, rank, body
         number = match[1] or match[2]
         if number is not None:

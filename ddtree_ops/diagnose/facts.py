@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -11,15 +12,23 @@ from ddtree_ops.inventory.models import Target
 
 __all__ = ["ServiceFacts"]
 
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_WORDS = {
+    "int": "a whole number of 0 or more",
+    "float": "a number of 0 or more",
+    "bool": "true or false",
+    "str": "text",
+}
 
 
 def _converted(kind: str, text: str) -> Any:
     if kind.startswith("bool"):
         return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-    if kind.startswith("int"):
-        return int(text.replace("_", ""))
-    return float(text) if kind.startswith("float") else text
+    if not kind.startswith(("int", "float")):
+        return text
+    number = int(text.replace("_", "")) if kind.startswith("int") else float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(text)
+    return number
 
 
 _DUMP = {

@@ -32,6 +32,7 @@ __all__ = [
     "Query",
     "Record",
     "Shown",
+    "between",
     "moment_of",
     "newest",
     "parse_phases",
@@ -96,6 +97,21 @@ def records_of_lines(lines: Iterable[LogLine]) -> Iterator[Record]:
         own = moment_of(line.text[:40])
         moment = moment_of(line.time) if line.time else own
         yield Record(line.text, line.number, moment, line.source, line.pid, dated=own is None)
+
+
+def between(records: Iterable[Record], since: datetime | None, until: datetime | None) -> Iterator[Record]:
+    """Records of that time, both ends included. One without a time was written when the dated one before it was.
+
+    With ``since``, those before the first dated one are left out: nobody knows when they were written.
+    """
+    latest: datetime | None = None
+    for record in records:
+        latest = record.time or latest
+        if latest is None:
+            if since is None:
+                yield record
+        elif (since is None or latest >= since) and (until is None or latest <= until):
+            yield record
 
 
 def moment_of(text: str) -> datetime | None:

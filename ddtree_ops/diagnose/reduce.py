@@ -156,9 +156,9 @@ def fingerprint(kind: str, message: str, frame: Frame | None) -> str:
     """12 hex digits of what stays the same: exception, message without numbers and paths, function it came from.
 
     Left out: line numbers, addresses, ranks, sizes, shapes, paths, process ids, ids, dates, temporary names, and all but
-    the message's first line.
+    the message's first line that is not empty.
     """
-    text = message[:400].partition("\n")[0]
+    text = message.lstrip()[:400].partition("\n")[0]
     for pattern, replacement in _NORMAL:
         text = pattern.sub(replacement, text)
     place = ""
@@ -203,6 +203,8 @@ class _Group:
     :param said: exception and message, to know a repetition by.
     :param lived: the server was seen to go on after it.
     :param late: the text is CUDA's, which reports late.
+    :param caught: a serving process logged it with a message of its own, so it went on unless something tells of an end.
+    :param foreign: nothing about it says that it is an SGLang server's: it counts only among lines of one.
     """
 
     signature: str
@@ -225,6 +227,8 @@ class _Group:
     said: str = ""
     late: bool = False
     doubtful: bool = False
+    foreign: bool = False
+    caught: bool = False
     lived: bool = False
     last: str = ""
     count: int = 0
@@ -292,7 +296,7 @@ _SUPPRESSED = re.compile(r"Suppressed (\d{1,9}) messages from")
 _STOPPING = re.compile(r"Stopping \S")
 _ALIVE = re.compile(r"(?:Prefill batch|Decode batch)|HTTP/1\.[01]\" 2\d\d")
 _CUDA = re.compile(
-    r"CUDA error|CUDA driver error|device-side assert|illegal memory access|CUDA_ERROR_|unspecified launch failure|cudaError[A-Z]"
+    r"CUDA error\b|CUDA driver error|device-side assert|illegal memory access|CUDA_ERROR_|unspecified launch failure|cudaError[A-Z]"
 )
 _LATE = re.compile(r"\blate\b|asynchron")
 _ASSERTION = re.compile(
@@ -300,6 +304,25 @@ _ASSERTION = re.compile(
 )
 _BLOCKING = re.compile(r"CUDA_LAUNCH_BLOCKING['\"]?\s*[=:]\s*['\"]?1\b")
 _XID = re.compile(r"Xid \([^)]{0,40}\): (\d{1,4})")
+_PARTS = re.compile(
+    r"\b(?:sglang|sgl_kernel|flashinfer|torch|triton|deep_gemm|deep_ep|xgrammar|transformers|safetensors|zmq|srt|managers"
+    r"|(?:scheduler|model_runner|tp_worker|server_args|launch_server)\.py)\b"
+)
+"""In a path or the name of an exception: it is of what an SGLang server is made of."""
+_CAUGHT = re.compile(
+    r"\b(?:[Ee]rror|[Ff]ail\w*|[Ee]xception|[Uu]nable|[Cc]ould not|[Cc]annot|[Ss]kipp\w+|[Ii]gnor\w+)\b"
+)
+_WRAPPED = re.compile(r"hit an exception|Exception in thread|Process \S+:")
+_QUOTED = re.compile(
+    r"\s*(?:[-*+#|] |\||\d+\. .*`|[\w.{}-]{1,40} ?[=:(\[]{1,2} ?[\[{(]*[rf]{0,2}[\"'`]|[\[({]*[rf]{0,2}[\"'`]|raise |return |assert |logger\.|[^`]*`[^`]*`)"
+)
+"""How a line begins that shows a message rather than being it: source, YAML, Markdown."""
+_FOREIGN: dict[Source, re.Pattern[str]] = {
+    "process": _QUOTED,
+    "kernel": re.compile(r"(?:traps: )?python[\w.]*\[\d+\]"),
+    "systemd": re.compile(r"(?!)"),
+}
+_DIGITS = re.compile(r"\d+")
 _OF_PROGRAM = frozenset({13, 31, 43, 45})
 """Xids that a program's own fault causes: its exception says more."""
 _SERVES = re.compile(r"(?:Prefill batch|Decode batch)|\"POST \S+ HTTP/1\.[01]\" 2\d\d")
@@ -450,6 +473,7 @@ class _Reducer:
         traceback: tuple[str, ...] = (),
         kind: Kind | None = None,
         doubtful: bool = False,
+        foreign: bool = False,
     ) -> None:
         signature = match.signature
         if signature.severity == "benign":
@@ -469,6 +493,7 @@ class _Reducer:
         }
         key = fingerprint(signature.id, "", frame)
         group = self.add(signature.id, key, make, number, when, rank, voter, evidence)
+        group.foreign = foreign and (group.foreign or group.count == 1)
         doubtful = where == "kernel" or (doubtful and group.role == "cause")
         if not doubtful:
             group.lived = group.doubtful = False
@@ -498,8 +523,9 @@ class _Reducer:
             return
         evidence = (EvidenceLine(line.number, _clip(line.text)),)
         self.known(
-            match, line.number, event.time, event.rank, _voter(line.pid), evidence, where=source, text=body
-        )
+            match, line.number, event.time, event.rank, _voter(line.pid), evidence, where=source, text=body,
+            foreign=_FOREIGN[source].match(body) is not None,
+        )  # fmt: skip
 
     def manager(self, body: str, number: int) -> None:
         """A line of systemd about the unit."""
@@ -592,7 +618,8 @@ class _Reducer:
             if match.signature.severity == "benign":
                 return
             if match.signature.severity == "request":
-                self.request(record, match)
+                if text is record.header or match.signature.role == "wrapper":
+                    self.request(record, match)
                 return
             if match.signature.severity == "degraded" and text is record.before:
                 return
@@ -615,8 +642,8 @@ class _Reducer:
                 voter,
                 _evidence(block, record),
                 text=block.text,
-                frame=_sglang_frame(block.frames),
-                traceback=_reduced(block),
+                frame=_sglang_frame(block.frames) if record.sure else None,
+                traceback=_reduced(block, record.sure),
                 kind=record.kind,
                 doubtful=not fatal,
             )
@@ -626,13 +653,15 @@ class _Reducer:
     def _matched(self, record: Traceback, root: ExceptionBlock) -> tuple[Match, ExceptionBlock] | None:
         """The signature of a chain: that of its root, else of another exception in it; causes before consequences.
 
-        An exception that repeats the root's message and adds where it happened knows better than the root.
+        An exception that repeats the root's message and adds where it happened knows better than the root; what it
+        repeats was raised in the root's frames.
         """
         if record.exceptions in self.matched:
             return self.matched[record.exceptions]
         best: tuple[Match, ExceptionBlock] | None = None
         for block in [root, *(item for item in record.exceptions if item is not root)]:
-            match = self._of_block(record, block)
+            again = best is not None and _repeats(block, best[1])
+            match = self._of_block(record, block, root.frames if again else ())
             if match is None or (match.signature.severity == "benign" and block is not root):
                 continue
             if best is None:
@@ -641,15 +670,18 @@ class _Reducer:
                     break
             elif match.signature.role != "cause":
                 continue
-            elif best[0].signature.role != "cause" or _repeats(block, best[1]):
+            elif best[0].signature.role != "cause" or again:
                 best = match, block
         if len(self.matched) >= 256:
             self.matched.clear()
         self.matched[record.exceptions] = best
         return best
 
-    def _of_block(self, record: Traceback, block: ExceptionBlock) -> Match | None:
-        match = self.library.match(block.text, "traceback", self.facts, block.frames)
+    def _of_block(
+        self, record: Traceback, block: ExceptionBlock, inner: tuple[Frame, ...] = ()
+    ) -> Match | None:
+        frames = inner + block.frames
+        match = self.library.match(block.text, "traceback", self.facts, frames)
         if match is not None:
             return match
         lines = (
@@ -658,7 +690,7 @@ class _Reducer:
             else [block.text, *block.message.split("\n")[:8]]
         )
         for text in [*lines, *block.message.split("\n")[1:40]]:
-            match = self.library.match(text, "log", self.facts, block.frames) if text else None
+            match = self.library.match(text, "log", self.facts, frames) if text else None
             if match is not None and match.signature.severity != "benign":
                 return match
         return None
@@ -690,12 +722,14 @@ class _Reducer:
         )
 
     def unknown(self, record: Traceback, block: ExceptionBlock, fatal: bool, voter: str) -> None:
-        frame = _sglang_frame(block.frames)
+        frame = _sglang_frame(block.frames) if record.sure else None
         name = block.type or "a traceback that is cut off before its exception"
         if name == "Fatal Python error":
             name = block.message.partition("\n")[0]
         where = f", raised in {_place(frame)}" if frame else ""
-        said = _clip((block.text or name).partition(chr(10))[0], 300).rstrip(". ")
+        if not record.sure:
+            where = " (the lines of several ranks are mixed so that its place cannot be told)"
+        said = _clip(block.line or name, 300).rstrip(". ")
         text = f"{said}{where}: no signature explains it. "
         text += explain_sizes(block.text, self.facts)
         make = {
@@ -707,11 +741,13 @@ class _Reducer:
             "remedy": "keep the journal of this invocation; search the message and the frame in the issues of sglang",
             "role": "consequence" if record.kind == "signal" else "cause",
             "alone": record.kind == "signal",
-            "traceback": _reduced(block),
+            "traceback": _reduced(block, record.sure),
             "where": "process",
             "kind": record.kind,
             "said": block.text[:300],
             "late": _CUDA.search(block.text) is not None,
+            "foreign": not _ours(record, block),
+            "caught": self.ready and not fatal and _CAUGHT.search(record.header or record.before) is not None,
         }
         key = fingerprint(block.type, block.message, frame)
         number = block.number or record.number
@@ -735,8 +771,20 @@ class _Reducer:
             cuda_graph=self.last_decode.cuda_graph if self.last_decode else None,
         )
 
-    def finish(self) -> tuple[list[Diagnosis], list[Diagnosis]]:
-        """Root causes, the newest failed life's first, then notes; and what followed from them."""
+    def finish(self, server: bool = True) -> tuple[list[Diagnosis], list[Diagnosis]]:
+        """Root causes, the newest failed life's first, then notes; and what followed from them.
+
+        :param server: some line or frame is an SGLang server's; else what may be anybody's is left out.
+        """
+        if not server:
+            self.groups = {
+                key: group
+                for key, group in self.groups.items()
+                if not group.foreign or group.signature == "unknown"
+            }
+            for group in self.groups.values():
+                if group.foreign:
+                    group.severity = "degraded"
         roots: list[_Group] = []
         others: list[_Group] = []
         notes: list[_Group] = []
@@ -765,7 +813,9 @@ class _Reducer:
         """The findings of a life as they stand when all was read."""
         ends = [g for g in groups if g.severity == "fatal" and g.where != "kernel" and g.role != "cause"]
         for group in groups:
-            if group.lived and not any(_near(group.last, end.first) for end in ends):
+            if (group.lived and not any(_near(group.last, end.first) for end in ends)) or (
+                group.caught and group.severity == "fatal" and not any(g.number >= group.number for g in ends)
+            ):
                 group.severity = "degraded"
         said = {g.said for g in groups if g.kind not in (None, "line")}
         groups = [
@@ -818,7 +868,8 @@ class _Reducer:
         root = _vote(causes)
         if root is None:
             rest = [g for g in fatal if g.alone and not g.stopping]
-            root = rest[0] if rest else None
+            named = [g for g in rest if g.role == "wrapper" and g.traceback]
+            root = next(iter([*named, *rest]), None)
         return root
 
     def _complete(self, group: _Group) -> None:
@@ -867,7 +918,9 @@ def _called(group: _Group) -> str:
 
 def _repeats(block: ExceptionBlock, inner: ExceptionBlock) -> bool:
     said = inner.message.partition("\n")[0][:120]
-    return len(said) >= 12 and said in block.message
+    if len(said) < 12:
+        return False
+    return said in block.message or _DIGITS.sub("0", said)[:100] in _DIGITS.sub("0", block.message[:2000])
 
 
 def _voter(pid: int | None) -> str:
@@ -877,6 +930,17 @@ def _voter(pid: int | None) -> str:
 def _place(frame: Frame) -> str:
     line = f":{frame.line}" if frame.line else ""
     return f"{frame.function or 'the module'} ({tail(frame.file)}{line})" if frame.file else frame.function
+
+
+def _ours(record: Traceback, block: ExceptionBlock) -> bool:
+    """Whether an exception no signature knows can be that of an SGLang server, going by itself alone."""
+    if record.kind not in ("python", "line"):
+        return True
+    if _PARTS.search(block.type) or _CUDA.search(block.text) or "tensor" in block.text:
+        return True
+    if _WRAPPED.search(record.header):
+        return True
+    return any(_PARTS.search(frame.file) for item in record.exceptions for frame in item.frames)
 
 
 def _near(one: str, other: str) -> bool:
@@ -944,14 +1008,12 @@ def _merged(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _evidence(block: ExceptionBlock, record: Traceback) -> tuple[EvidenceLine, ...]:
-    return (
-        EvidenceLine(block.number or record.number, _clip(block.text.partition("\n")[0] or record.header)),
-    )
+    return (EvidenceLine(block.number or record.number, _clip(block.line or record.header)),)
 
 
-def _reduced(block: ExceptionBlock) -> tuple[str, ...]:
+def _reduced(block: ExceptionBlock, sure: bool = True) -> tuple[str, ...]:
     frames: list[Frame] = []
-    inner = _sglang_frame(block.frames)
+    inner = _sglang_frame(block.frames) if sure else None
     if inner is not None:
         frames.append(inner)
         if block.frames[-1] != inner:
@@ -961,7 +1023,7 @@ def _reduced(block: ExceptionBlock) -> tuple[str, ...]:
         lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
         if frame.code:
             lines.append(f"    {frame.code}")
-    return tuple(_clip(line) for line in [*lines, block.text.partition("\n")[0] or "(cut off)"])
+    return tuple(_clip(line) for line in [*lines, block.line or "(cut off)"])
 
 
 def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library) -> Reduction:
@@ -1010,7 +1072,7 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
             reducer.traceback(event)
         else:
             reducer.arguments(event)
-    diagnoses, consequences = reducer.finish()
+    diagnoses, consequences = reducer.finish(server or reducer.crashed)
     return Reduction(
         diagnoses=tuple(diagnoses),
         consequences=tuple(consequences),

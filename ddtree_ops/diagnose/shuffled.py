@@ -169,22 +169,30 @@ class Cluster:
                 collector.take(text.body, text.number)
         return collector.record()
 
-    def _named(self, record: Traceback, head: Head) -> Traceback:
+    def _named(self, record: Traceback, head: Head, sure: bool = True) -> Traceback:
         return Traceback(
             head.header, head.rank, head.time, head.number, self.pid, record.exceptions, head.before, "python",
-            f"line {head.number}" if self.heads else "",
+            f"line {head.number}" if self.heads else "", sure,
         )  # fmt: skip
 
     def _followed(self, heads: Sequence[Head]) -> list[Traceback]:
-        """Two tracebacks: each line goes to the one that it continues better."""
+        """Two tracebacks: each line goes to the one that it continues better, the later one of equals.
+
+        The places are sure only where the last frames and the exceptions had one that they continue better.
+        """
         pair = [
             _Follower(Collector(h.header, h.rank, h.time, h.number, self.pid, 0, h.before)) for h in heads
         ]
         for place, (kind, body, number) in enumerate(self.lines):
-            best = max(pair, key=lambda one: one.score(kind, body))
-            best.take(kind, body, number, place)
+            first, second = (one.fit(kind, body) for one in pair)
+            best = pair[0] if (first, pair[0].place) >= (second, pair[1].place) else pair[1]
+            best.take(kind, body, number, place, first != second)
+            if kind == "code" and first == second and pair[0].frame != pair[1].frame:
+                for one in pair:
+                    one.torn = True
+        sure = all(one.sure and not one.torn for one in pair)
         records = [one.collector.record() for one in pair]
-        return [self._named(r, head) for r, head in zip(records, heads, strict=True) if r is not None]
+        return [self._named(r, head, sure) for r, head in zip(records, heads, strict=True) if r is not None]
 
     def _split(self, texts: Sequence[_Text], ends: Sequence[_Text], heads: Sequence[Head]) -> list[Traceback]:
         """Three or more tracebacks that do not all end alike."""
@@ -197,19 +205,23 @@ class Cluster:
         classes = classes[:_MAX_ENDS]
         owners = _Owners(classes)
         paths: list[list[_Text]] = [[] for _ in classes]
+        sure = [True] * len(classes)
         for text in texts:
-            for index in owners.of(text, paths):
+            found_owners, told = owners.of(text, paths)
+            for index in found_owners:
                 paths[index].append(text)
+                if text.kind in ("frame", "code"):
+                    sure[index] = told and (sure[index] or (text.kind == "frame" and not owners.tied))
         found = []
         spare = list(heads)
-        for members, path in zip(classes, paths, strict=True):
+        for members, path, told in zip(classes, paths, sure, strict=True):
             blank = Head(heads[0].header, "", heads[0].time, path[-1].number if path else heads[0].number)
             record = self._parse(path, blank)
             if record is None:
                 continue
             for _ in range(min(members[-1].count, len(spare))):
                 head = spare.pop(0)
-                found.append(self._named(record, Head(head.header, "", head.time, head.number)))
+                found.append(self._named(record, Head(head.header, "", head.time, head.number), told))
         return found
 
 
@@ -220,12 +232,14 @@ class _Owners:
         self.of_end = {id(text): index for index, members in enumerate(classes) for text in members}
         self.counts = [members[-1].count for members in classes]
         self.ends = [members[-1].at for members in classes]
+        self.tied = len(set(self.counts)) < len(self.counts)
         every = range(len(classes))
         self.sets = [subset for size in range(len(classes), 0, -1) for subset in combinations(every, size)]
 
-    def of(self, text: _Text, paths: Sequence[Sequence[_Text]]) -> tuple[int, ...]:
+    def of(self, text: _Text, paths: Sequence[Sequence[_Text]]) -> tuple[tuple[int, ...], bool]:
+        """The endings, and whether no other ones would do as well."""
         if id(text) in self.of_end:
-            return (self.of_end[id(text)],)
+            return (self.of_end[id(text)],), True
         for times in (1, 2, 3, 4):
             fitting = [
                 subset
@@ -233,9 +247,11 @@ class _Owners:
                 if sum(self.counts[i] for i in subset) * times == text.count and self._allows(subset, text)
             ]
             if fitting:
-                return max(fitting, key=lambda subset: self._continues(subset, text, paths))
+                scores = [self._continues(subset, text, paths) for subset in fitting]
+                best = max(scores)
+                return fitting[scores.index(best)], sum(fit == best[0] for fit, _ in scores) == 1
         allowed = tuple(i for i in range(len(self.counts)) if self._allows((i,), text))
-        return allowed or tuple(range(len(self.counts)))
+        return allowed or tuple(range(len(self.counts))), False
 
     def _allows(self, subset: Sequence[int], text: _Text) -> bool:
         """Each ending needs the line before it, once more for each time that it was reached."""
@@ -244,14 +260,17 @@ class _Owners:
         reached = sorted(place for i in subset for place in self.ends[i])
         return all(before < place for before, place in zip(text.at, reached, strict=False))
 
-    def _continues(self, subset: Sequence[int], text: _Text, paths: Sequence[Sequence[_Text]]) -> float:
-        score = 0.0
+    def _continues(
+        self, subset: Sequence[int], text: _Text, paths: Sequence[Sequence[_Text]]
+    ) -> tuple[float, float]:
+        """How well the text continues their paths, and how late the lines before it came."""
+        score = late = 0.0
         for index in subset:
             path = paths[index]
             last = path[-1] if path else None
             score += _fits(last.kind if last else "", last.body if last else "", text.kind, text.body)
-            score += last.at[0] / 1e6 if last else 0.0
-        return score / len(subset)
+            late += last.at[0] if last else 0.0
+        return score / len(subset), late / len(subset)
 
 
 def _fits(last: str, before: str, kind: str, body: str) -> float:
@@ -275,15 +294,19 @@ class _Follower:
     last: str = ""
     before: str = ""
     place: int = -1
+    sure: bool = True
+    torn: bool = False
+    frame: str = ""
 
-    def score(self, kind: str, body: str) -> float:
-        recent = (self.place + 1) / 1e6
-        if not self.last:
-            recent = 1.0
-        return _fits(self.last, self.before, kind, body) + recent
+    def fit(self, kind: str, body: str) -> float:
+        return _fits(self.last, self.before, kind, body) + (0.0 if self.last else 1.0)
 
-    def take(self, kind: str, body: str, number: int, place: int) -> None:
+    def take(self, kind: str, body: str, number: int, place: int, sure: bool) -> None:
         collector = self.collector
+        if kind == "frame":
+            self.sure, self.frame = sure, body
+        elif kind == "end":
+            self.sure = self.sure and sure
         if kind == "end" and not collector.finished:
             found = exception_of(body)
             if found is not None:

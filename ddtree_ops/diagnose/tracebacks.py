@@ -76,6 +76,12 @@ class ExceptionBlock:
         """``type: message`` as Python prints it."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
+    @property
+    def line(self) -> str:
+        """The first line of :attr:`text` that says something: some messages begin with an empty line."""
+        said = self.message.lstrip().partition("\n")[0]
+        return f"{self.type}: {said}" if said else self.type
+
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
@@ -88,6 +94,7 @@ class Traceback:
         fatal errors, Rust panics); ``signal`` (a native death that names no place); ``build`` (compiler errors);
         ``threads`` (a dump of all threads: where they were, not what failed).
     :param voter: tells apart processes whose lines were shuffled together so that none can be named.
+    :param sure: False where lines were shuffled so that the frames may be those of another exception.
     """
 
     header: str
@@ -99,13 +106,16 @@ class Traceback:
     before: str = ""
     kind: Kind = "python"
     voter: str = ""
+    sure: bool = True
 
 
 _FRAME = re.compile(r'\s*File "([^"]{0,500})", line (\d{1,9})(?:,? in (.{1,200}?))?\s*$')
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?::(?: (.*))?)?$", re.DOTALL)
+_EXCEPTION = re.compile(
+    r"((?=[\w.]{0,200}[A-Z.])[A-Za-z_]\w{0,80}(?:\.[\w<>]{1,80}){0,16})(?::(?: (.*))?)?$", re.DOTALL
+)
 _LONE = re.compile(
     r"((?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{0,60}?"
-    r"(?:Error\w{0,40}|Exception\w{0,40}|OutOfResources))(?:: (\S.*)|:?)$",
+    r"(?:(?:Error|Exception)[A-Za-z0-9]{0,40}|OutOfResources))(?:: (\S.*)|:?)$",
     re.DOTALL,
 )
 _STRICT = re.compile(r"(?:(?:[a-z_]\w{0,60}\.){1,12}[A-Z_]\w{0,60}|[A-Z]\w{0,60}(?:Error|Exception|Exit|Interrupt|Group"
@@ -121,6 +131,11 @@ _HELP = re.compile(
 )
 _TOLD = re.compile(r"error|fatal|undefined|No such file|not found|FAILED")
 _STACK = re.compile(r"(?:Exception raised from |C\+\+ CapturedTraceback:|frame #\d|#\d+ )")
+_ITEM = re.compile(r"(?:[-*•] |\d{1,3}[.)] |ptxas |Repro command: )\S")
+_HEADING = re.compile(
+    r"(?!Exception |Process |Traceback|Call stack|Stack|Thread |Current thread|Extension modules)[A-Z].{0,120}:$"
+)
+"""Lines that go on with the message of an exception behind an empty line."""
 _QUOTES = '"""'
 
 
@@ -241,6 +256,7 @@ class Collector:
     kind: Kind = "python"
     indent: int = 0
     prefixed: bool = False
+    flat: bool = False
     state: int = FRAMES
     link: str = ""
     type: str = ""
@@ -286,10 +302,31 @@ class Collector:
                 self.state = GAP
             return True
         if state == FRAMES:
-            return self._end(body, number)
+            return self._flat(body) or self._end(body, number)
         if body.startswith((DURING, CAUSE)):
             return self._linked("during" if body.startswith(DURING) else "cause", LINKED)
         return self._more(body)
+
+    def _flat(self, body: str) -> bool:
+        """A frame or its source line in a paste that lost the indentation."""
+        if body.startswith('File "') and '", line ' in body:
+            self.files.append("  " + body)
+            self.codes.append("")
+            self.flat = True
+            return True
+        if not self.flat or exception_of(body, strict=True) is not None:
+            return False
+        if not self.codes[-1]:
+            bare = body.strip(" \t^~")
+            if (
+                bare
+                and exception_of(body) is not None
+                and not body.startswith(("raise", "return", "pass", "yield"))
+            ):
+                return False
+            self.codes[-1] = body if bare else ""
+            return True
+        return not body.strip(" \t^~")
 
     def member(self) -> bool:
         """A separator of an exception group's box was read."""
@@ -328,14 +365,26 @@ class Collector:
             if body.startswith("Exception raised from ") and len(self.message) < _KEEP_TOLD:
                 self.message.append(body[:400])
             return True
-        if self.state == GAP or _UNRELATED.match(body) or body.startswith('  File "'):
+        if _UNRELATED.match(body) or body.startswith('  File "'):
             return False
+        if self.state == GAP:
+            if not self.message or not self._resumed(body):
+                return False
+            self.state = MESSAGE
         if self.kind == "line" and not body[0].isspace():
             return False
         kept = len(self.message)
         if kept < _KEEP_MESSAGE or (kept < _KEEP_TOLD and _TOLD.search(body)):
             self.message.append(body[:2000])
         return True
+
+    def _resumed(self, body: str) -> bool:
+        """Whether a line after an empty one is still the message: a heading or an item of its list."""
+        if self.kind != "python" or len(self.message) >= _KEEP_TOLD:
+            return False
+        if _ITEM.match(body):
+            return True
+        return _HEADING.match(body) is not None and native_begin(body) is None
 
     def replay(self) -> Iterator[tuple[str, int]]:
         """The lines that were taken, as Python prints them, with their numbers as far as they are kept."""
@@ -382,6 +431,9 @@ class Collector:
         """The record, or None where there is nothing to tell."""
         self.shut()
         if not self.done and not self.header:
+            return None
+        named = self.header or any(block.type for block in self.done)
+        if not named and sum(len(block.frames) for block in self.done) < 2:
             return None
         return Traceback(
             self.header, self.rank, self.time, self.number, self.pid, tuple(self.done), self.before, self.kind

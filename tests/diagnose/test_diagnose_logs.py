@@ -34,7 +34,7 @@ SCENARIOS: dict[str, tuple[Verdict, list[str]]] = {
     "killsched": (FAIL, ["child-died"]),
     "killsched_loading": (FAIL, ["sched-died"]),
     "leak": (PASS, ["req-too-long"]),
-    "ngram": (FAIL, ["unknown"]),
+    "ngram": (FAIL, ["spec-cuda-only"]),
     "porttaken": (FAIL, ["port"]),
     "stopsched": (PASS, ["detok"]),
     "term": (PASS, []),
