@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from ddtree_ops import lab as lab_hosts
 from ddtree_ops.lab.image import images_dir
@@ -133,3 +136,86 @@ def spare_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             yield tmp_path / "lab"
         finally:
             lab_hosts.down()
+
+
+class _Document(BaseModel, extra="forbid", strict=True):
+    """A part of what ``diagnose --json`` prints, as docs/diagnosis.md has it: nothing less, nothing more."""
+
+
+class _Evidence(_Document):
+    line: int
+    text: str
+
+
+class _Finding(_Document):
+    signature: str
+    severity: Literal["fatal", "degraded", "request"]
+    title: str
+    explanation: str
+    remedy: str
+    ranks: list[str]
+    count: Annotated[int, Field(ge=1)]
+    first: str
+    fingerprint: str
+    evidence: list[_Evidence]
+    traceback: list[str]
+    source: str
+
+
+class _Consequence(_Finding):
+    severity: str  # type: ignore[assignment]
+
+
+class _Searched(_Document):
+    lines: int
+    begin: Annotated[str, Field(alias="from")]
+    to: str
+    suppressed: int
+    damaged: int
+    sources: list[str]
+
+
+class _Step(_Document):
+    step: Literal["flag", "field", "use", "crash", "absent"]
+    file: str
+    line: int
+    text: str
+
+
+class _Diagnosis(_Document):
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    source: str
+    verdict: Literal["fail", "pass", "inconclusive"]
+    headline: str
+    diagnoses: list[_Finding]
+    consequences: list[_Consequence]
+    searched: _Searched
+    facts: dict[str, Any]
+    figures: dict[str, Any] | None
+    trace: list[_Step]
+    trace_origin: str
+    patch: str
+    seen: str
+    notes: list[str]
+    invocation: str
+
+
+class _Whole(_Diagnosis):
+    sources: list[_Diagnosis]
+    errors: list[str] = Field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def documented() -> Callable[[str], dict[str, Any]]:
+    """What ``diagnose --json`` printed as a document, which must be as documented."""
+
+    def read(text: str) -> dict[str, Any]:
+        found = _Whole.model_validate_json(text)
+        fatal = [item.severity == "fatal" for item in found.diagnoses]
+        assert fatal == sorted(fatal, reverse=True), "root cause first"
+        assert (found.verdict == "fail") == any(fatal)
+        document = json.loads(text)
+        assert isinstance(document, dict)
+        return document
+
+    return read

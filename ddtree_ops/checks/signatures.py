@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ddtree_ops.diagnose.api import DiagnosisReport, diagnose_stream
 from ddtree_ops.diagnose.facts import ServiceFacts
+from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Verdict
@@ -16,10 +19,25 @@ from ddtree_ops.service.control import UnitControl
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.library import Library
 
-__all__ = ["hint_for", "scan", "signatures"]
+__all__ = ["hint_for", "prepare", "scan", "signatures"]
 
 _READING_S = 900.0
 """Seconds that a journal may take to arrive: a week of one is some hundred MB."""
+
+
+def prepare() -> threading.Thread:
+    """Load what a scan needs, in the background: for who waits for something else meanwhile.
+
+    A signature file that is wrong is left for the scan to tell of.
+    """
+
+    def load() -> None:
+        with suppress(ConfigError):
+            diagnose_stream(b"")
+
+    thread = threading.Thread(target=load, name="signatures", daemon=True)
+    thread.start()
+    return thread
 
 
 def signatures(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ddtree_ops.checks.engine import Chat, EngineClient, EngineError, Generation, Model, ServerInfo
 from ddtree_ops.checks.port import PortHolders, port_holders
 from ddtree_ops.checks.prompts import Prompt, resolve_prompt, unmet
-from ddtree_ops.checks.signatures import signatures
+from ddtree_ops.checks.signatures import prepare, signatures
 from ddtree_ops.checks.speculation import judge_graphs, judge_speculation, summarise_decode
 from ddtree_ops.checks.textquality import judge_text
 from ddtree_ops.diagnose.api import DiagnosisReport
@@ -169,6 +169,7 @@ class _Run:
     def hold(self, before: UnitState, window: float) -> tuple[str | None, UnitState, int]:
         """Watch the unit over ``window`` seconds: what went wrong (at once), the last sample, and the samples seen."""
         end = time.monotonic() + window
+        prepare()
         stream = self.session.watch_unit(self.target.service.unit)
         latest, samples = before, 0
         try:

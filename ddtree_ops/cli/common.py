@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ddtree_ops.remote.session import Session
 
 __all__ = [
+    "EVIDENCE_JOURNAL",
     "CanaryOption",
     "ConfirmWithinOption",
     "Duration",
@@ -49,7 +51,10 @@ __all__ = [
     "err",
     "is_path",
     "leave",
+    "log_path",
+    "logs_and_hosts",
     "masked_session",
+    "no_such_file",
     "on_all",
     "on_hosts",
     "open_session",
@@ -66,6 +71,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+EVIDENCE_JOURNAL = "journal.jsonl"
 _FILE_ENDINGS = frozenset((".bz2", ".gz", ".json", ".jsonl", ".log", ".txt", ".whl", ".xz"))
 
 out = Output()
@@ -507,3 +513,84 @@ def is_path(word: str) -> bool:
     """A file or folder rather than a name of the inventory: it is there, or is written like a path."""
     path = Path(word)
     return path.exists() or "/" in word or path.suffix in _FILE_ENDINGS
+
+
+def logs_and_hosts(words: Sequence[str] | None, inventory: str | None) -> tuple[list[str], list[str]]:
+    """The words of a command that takes both, each once: log files (``-`` too), then hosts, ``HOST/SERVICE`` and patterns.
+
+    A file is what is there, or is written as only a file is: ``/x``, ``./x``, ``x.log``. Where a word without such a
+    mark is a file and names a host of the inventory too, it is the host, and that is said.
+
+    :raises UsageError: an empty word.
+    """
+    files: list[str] = []
+    hosts: list[str] = []
+    for word in dict.fromkeys(words or ()):
+        if not word.strip():
+            raise UsageError("an empty word names no host and no file", hint="quote what has blanks in it")
+        path = Path(word).expanduser()
+        marked = word == "-" or word.startswith(("/", "./", "../", "~")) or path.suffix in _FILE_ENDINGS
+        there = not marked and (_is_log(path) or _is_log(path / EVIDENCE_JOURNAL))
+        if there and _is_host(word, inventory):
+            err.print(
+                f"{word} is read as the host of the inventory; the file is ./{word}",
+                markup=False,
+                soft_wrap=True,
+            )
+            there = False
+        (files if marked or there else hosts).append(word)
+    return files, hosts
+
+
+def _is_host(word: str, inventory: str | None) -> bool:
+    from ddtree_ops.inventory import load_inventory
+
+    try:
+        loaded = load_inventory(inventory)
+    except OpsError:
+        return False
+    host, _, service = word.partition("/")
+    if not service:
+        return host == "all" or host in loaded.hosts or host in loaded.groups
+    return host in loaded.hosts and service in loaded.hosts[host].services
+
+
+def _mode(path: Path) -> int:
+    """``st_mode``; 0 where there is nothing, or where no file can be called so (a pasted text)."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def _is_log(path: Path) -> bool:
+    mode = _mode(path)
+    return bool(mode) and not stat.S_ISDIR(mode)
+
+
+def log_path(name: str) -> Path:
+    """The file that a word names; of an evidence folder its journal. :raises UsageError: it is not there."""
+    path = Path(name).expanduser()
+    if stat.S_ISDIR(_mode(path)):
+        if not _is_log(path / EVIDENCE_JOURNAL):
+            raise UsageError(
+                f"{name} is a folder, and not one of evidence: there is no {EVIDENCE_JOURNAL} in it",
+                hint="name the log files in it",
+            )
+        return path / EVIDENCE_JOURNAL
+    if name != "-" and not _mode(path):
+        raise UsageError(f"{name}: No such file or directory")
+    return path
+
+
+def no_such_file(error: UsageError, words: Sequence[str]) -> UsageError:
+    """The error of a selection of hosts, which says too what a word would be that was meant for a file, or for a log."""
+    for word in words:
+        if len(word.split()) > 3:
+            error.message = f"{word.split(chr(10))[0][:60]!r} is neither a host nor a file"
+            error.hint = "to have a pasted text explained, paste it into: ddtree-ops diagnose -"
+        elif stat.S_ISDIR(_mode(Path(word))):
+            error.message += f"; the folder {word} is no evidence: there is no {EVIDENCE_JOURNAL} in it"
+        elif "/" in word and "*" not in word:
+            error.message += f"; nor is there a file {word}"
+    return error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -16,9 +15,11 @@ from ddtree_ops.cli.common import (
     ServiceOption,
     SignaturesOption,
     err,
-    is_path,
     leave,
+    log_path,
+    logs_and_hosts,
     masked_session,
+    no_such_file,
     on_all,
     out,
     parted,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from ddtree_ops.inventory.models import Target
 
 __all__ = ["register"]
-
-_JOURNAL = "journal.jsonl"
 
 
 def register(app: typer.Typer) -> None:
@@ -79,22 +78,25 @@ def diagnose(
     Exit code: 0 nothing fatal, 5 a cause was found, 8 nothing to judge by.
     """
     from ddtree_ops.diagnose.api import merged
+    from ddtree_ops.diagnose.facts import ServiceFacts
     from ddtree_ops.diagnose.library import default_library
     from ddtree_ops.report.diagnosis import print_diagnosis
     from ddtree_ops.results import exit_code_of, worst
 
+    ServiceFacts.given(facts or ())
+    files, hosts = logs_and_hosts(what, inventory)
+    for name in files:
+        log_path(name)
+    targets = _targets(hosts, inventory, service) if hosts or not files else []
     library = default_library(signatures_dir or ())
-    words = list(dict.fromkeys(what or ()))
-    files = [word for word in words if word == "-" or is_path(word)]
-    hosts = [word for word in words if word not in files]
     found: dict[str, DiagnosisReport] = {}
     if files:
         target = _service(inventory, service)
         known = _known(target, facts or ())
         found |= {name: _file(name, known, target, library) for name in files}
     failed: list[OpsError] = []
-    if hosts or not files:
-        failed, done = _live(hosts, inventory, service, invocation, facts or (), library)
+    if targets:
+        failed, done = _live(targets, invocation, facts or (), library)
         found |= dict(done)
     if as_json:
         document = merged(list(found.values()))
@@ -105,23 +107,26 @@ def diagnose(
     leave(failed, exit_code_of(worst(report.verdict for report in found.values())) if found else None)
 
 
-def _live(
-    hosts: Sequence[str],
-    inventory: str | None,
-    service: str | None,
-    invocation: str,
-    facts: Sequence[str],
-    library: Library,
-) -> tuple[list[OpsError], list[tuple[str, DiagnosisReport]]]:
-    from ddtree_ops.deploy.explaining import explain_run
+def _targets(hosts: Sequence[str], inventory: str | None, service: str | None) -> list[Target]:
+    try:
+        return targets_of(hosts, inventory=inventory, service=service, default_all=True)[1]
+    except UsageError as error:
+        raise no_such_file(error, hosts) from None
 
-    _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
+
+def _live(
+    targets: Sequence[Target], invocation: str, facts: Sequence[str], library: Library
+) -> tuple[list[OpsError], list[tuple[str, DiagnosisReport]]]:
+    from ddtree_ops.deploy.explaining import explain_run, name_the_first_node
 
     def one(target: Target) -> DiagnosisReport:
         with masked_session(target) as session:
             return explain_run(session, target, invocation=invocation, library=library, given=facts)
 
-    return parted(targets, on_all(targets, one))
+    failed, done = parted(targets, on_all(targets, one))
+    of = {target.name: target for target in targets}
+    told = name_the_first_node([(of[name], report) for name, report in done])
+    return failed, [(name, report) for (name, _), report in zip(done, told, strict=True)]
 
 
 def _service(inventory: str | None, service: str | None) -> Target | None:
@@ -167,11 +172,8 @@ def _file(name: str, known: ServiceFacts, target: Target | None, library: Librar
             )
         report = diagnose_stream(stream, known, library=library, source=name)
     else:
-        path = Path(name)
         try:
-            if path.is_dir() and (path / _JOURNAL).is_file():
-                path /= _JOURNAL
-            with path.open("rb") as opened:
+            with log_path(name).open("rb") as opened:
                 report = diagnose_stream(opened, known, library=library, source=name)
         except OSError as error:
             raise UsageError(f"{name}: {error.strerror or error}") from error

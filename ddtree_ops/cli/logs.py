@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, TypeVar
 
 import typer
@@ -18,15 +17,19 @@ from ddtree_ops.cli.common import (
     InventoryOption,
     ServiceOption,
     err,
-    is_path,
     leave,
+    log_path,
+    logs_and_hosts,
     masked_session,
+    no_such_file,
     out,
     targets_of,
 )
 from ddtree_ops.errors import CheckFailed, ExitCode, Inconclusive, NotDeployed, OpsError, UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ddtree_ops.diagnose.lens import Lens, Query, Shown
     from ddtree_ops.inventory.models import Target
     from ddtree_ops.remote.session import Session
@@ -119,8 +122,9 @@ def logs(
     No readable entry is an error, not "nothing found". Exit code: 0 when something matched (or nothing was asked for),
     5 when nothing did, 8 when there was nothing to search.
     """
+    files, names = logs_and_hosts(hosts, inventory)
     asked = _Asked(
-        files=any(_is_file(word) for word in hosts or ()),
+        files=bool(files),
         grep=grep,
         fixed_strings=fixed_strings,
         ignore_case=ignore_case,
@@ -140,10 +144,18 @@ def logs(
     )
     asked.check(service)
     query = asked.query()
-    if asked.files:
-        _files(list(hosts or ()), asked, query)
+    if files:
+        if names:
+            raise UsageError(
+                f"{names[0]!r} is no file, and hosts and files cannot be read together",
+                hint=f"ddtree-ops logs {' '.join(files)}",
+            )
+        _files(files, asked, query)
         return
-    _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
+    try:
+        _, targets = targets_of(names, inventory=inventory, service=service, default_all=True)
+    except UsageError as error:
+        raise no_such_file(error, names) from None
     _journals(targets, asked, query)
 
 
@@ -173,8 +185,7 @@ class _Asked:
         """:raises UsageError: options that make no sense together; the hint says what to type."""
         if self.files:
             self._refuse("belongs to the journal of a host", "name a host, or leave it out", {
-                "--service": service is not None, "--since": self.since is not None,
-                "--until": self.until is not None, "--invocation": self.invocation is not None,
+                "--service": service is not None, "--invocation": self.invocation is not None,
                 "--kernel": self.kernel, "--follow": self.follow,
             })  # fmt: skip
         if self.grep is None:
@@ -242,6 +253,18 @@ class _Asked:
         context = bool(self.before or self.after)
         return LogPrinter(out, many=many, as_json=self.as_json, journal=journal, context=context)
 
+    def window(self) -> tuple[datetime | None, datetime | None]:
+        """The time asked for, for lines of a file. :raises UsageError: no time."""
+        from datetime import UTC, datetime
+
+        from ddtree_ops.service.journal import moment_of_when
+
+        now = datetime.now(UTC)
+        since, until = (
+            None if text is None else moment_of_when(text, now=now) for text in (self.since, self.until)
+        )
+        return since, until
+
     def holding(self, query: Query) -> tuple[bytes, ...] | None:
         """Texts of which one is in every entry that is of interest; None: all entries are."""
         from ddtree_ops.service.journal import raw_texts
@@ -250,16 +273,6 @@ class _Asked:
         if self.grep is None or self.ignore_case or not plain or query.before or query.after:
             return None
         return raw_texts(self.grep, literal=self.fixed_strings)
-
-
-def _is_file(word: str) -> bool:
-    """A log rather than a host, or ``HOST/SERVICE``: it is there, or is written as only a file is."""
-    path = Path(word).expanduser()
-    if word == "-" or path.is_file() or path.is_fifo():
-        return True
-    return word.startswith(("/", "./", "../", "~")) or (
-        "/" not in word and not path.is_dir() and is_path(word)
-    )
 
 
 def _tell(text: str) -> None:
@@ -278,29 +291,24 @@ def _selected(lens: Lens, found: Iterator[list[Shown]], lines: int | None) -> It
 
 
 def _files(names: Sequence[str], asked: _Asked, query: Query) -> None:
-    from ddtree_ops.diagnose.lens import Lens, records_of_lines
+    from ddtree_ops.diagnose.lens import Lens, between, records_of_lines
     from ddtree_ops.diagnose.lines import read_log
     from ddtree_ops.report.logs import describe_search
     from ddtree_ops.service.following import merged
 
-    hosts = [name for name in names if not _is_file(name)]
-    if hosts:
-        raise UsageError(
-            f"{hosts[0]!r} is no file, and hosts and files cannot be read together",
-            hint=f"ddtree-ops logs {' '.join(name for name in names if name not in hosts)}",
-        )
-    if names.count("-") > 1:
-        raise UsageError("standard input can be read once", hint="name - once")
+    window = asked.window()
     with ExitStack() as stack:
         streams = [_opened(name, stack) for name in names]
         if asked.stats:
             _leave_stats(
-                [_file_stats(name, stream) for name, stream in zip(names, streams, strict=True)], [], asked
+                [_file_stats(name, stream, window) for name, stream in zip(names, streams, strict=True)],
+                [],
+                asked,
             )
         lenses = [Lens(query) for _ in names]
 
         def selected(lens: Lens, stream: BinaryIO) -> Iterator[Shown]:
-            found = (lens.feed(record) for record in records_of_lines(read_log(stream)))
+            found = (lens.feed(record) for record in between(records_of_lines(read_log(stream)), *window))
             yield from _selected(lens, found, asked.lines)
 
         sources = [selected(lens, stream) for lens, stream in zip(lenses, streams, strict=True)]
@@ -314,7 +322,8 @@ def _files(names: Sequence[str], asked: _Asked, query: Query) -> None:
         if lens.searched:
             _tell(f"{name}: {describe_search(lens, what='line')}")
         elif not out.gone:
-            empty.append(Inconclusive(f"{name}: nothing to search: there is no line in it"))
+            what = "no line of it is known to be of that time" if any(window) else "there is no line in it"
+            empty.append(Inconclusive(f"{name}: nothing to search: {what}"))
     _leave(lenses, empty, query)
 
 
@@ -322,19 +331,25 @@ def _opened(name: str, stack: ExitStack) -> BinaryIO:
     if name == "-":
         return sys.stdin.buffer
     try:
-        return stack.enter_context(Path(name).expanduser().open("rb"))
+        return stack.enter_context(log_path(name).open("rb"))
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from error
 
 
-def _file_stats(name: str, stream: BinaryIO) -> LogStats:
+def _file_stats(name: str, stream: BinaryIO, window: tuple[datetime | None, datetime | None]) -> LogStats:
     from ddtree_ops.diagnose.figures import Tally
+    from ddtree_ops.diagnose.lens import between, records_of_lines
+    from ddtree_ops.diagnose.lines import read_log
     from ddtree_ops.diagnose.source import read_chunks
     from ddtree_ops.report.logs import LogStats
 
     tally = Tally()
-    for chunk in read_chunks(stream):
-        tally.feed(chunk)
+    if any(window):
+        for record in between(records_of_lines(read_log(stream)), *window):
+            tally.feed_text(record.text, record.time.isoformat() if record.dated and record.time else "")
+    else:
+        for chunk in read_chunks(stream):
+            tally.feed(chunk)
     figures = tally.figures()
     return LogStats(name, figures, figures.lines)
 

@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     from ddtree_ops.inventory.models import Target
     from ddtree_ops.runtime.bundle import Bundle
 
-__all__ = ["explain_run", "trace_in", "trace_local", "trace_of"]
+__all__ = ["explain_run", "name_the_first_node", "trace_in", "trace_local", "trace_of"]
 
 _RELEASE = re.compile(r"releases/([0-9a-f]{64})/?$")
 _YOUNG = timedelta(minutes=30)
 """A run that systemd began by itself and that is younger tells nothing yet: loading alone takes 10 to 20 minutes."""
 _SKEW = timedelta(seconds=2)
+_KNOWN = 3
+_LATE = re.compile(r"CUDA reports (?:this|errors|it) late")
 _LONGEST = 16 << 20
 _SIGNATURE_FILES = {"ddtree-graph-size": (RUNNER_PATH,)}
 """Files a known failure comes from, where its traceback was not seen."""
@@ -62,6 +64,7 @@ class _Look:
     """What the host said before its journal was read."""
 
     runs: tuple[Run, ...] = ()
+    state: str = ""
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     history: History = field(default_factory=History)
     release: str = ""
@@ -90,7 +93,8 @@ def explain_run(
     """
     layout = Layout.of(target)
     look = _look(session, target, layout)
-    chosen = choose(look.runs, invocation, now=look.now, young=max(_YOUNG, _load_time(target)))
+    young = max(_YOUNG, _load_time(target))
+    chosen = choose(look.runs, invocation, now=look.now, young=young, state=look.state)
     if chosen is None:
         UnitControl(session, target.service.unit).invocation(invocation)
         raise Inconclusive(f"no {invocation} run of {target.service.unit} is known", host=target.host.name)
@@ -109,11 +113,14 @@ def explain_run(
         facts=facts,
         library=library,
         since=chosen.run.begin,
-        until=chosen.until,
+        until=None if chosen.until is None else chosen.until + _SKEW,
     )
     report = replace(report, invocation=chosen.run.id, notes=(*_notes(chosen), *report.notes))
     if report.verdict is Verdict.INCONCLUSIVE:
-        hint = hint_for(report, target.host.name, target.service.unit)
+        if report.searched.lines:
+            hint = hint_for(report, target.name, target.service.unit)
+        else:
+            hint = _why_nothing(session, target, chosen, look)
         report = replace(report, notes=(*report.notes, hint))
     root = report.root
     if root is None:
@@ -121,13 +128,52 @@ def explain_run(
     frames = _frames(root)
     trace = trace_of(root, tree.read, tree.prefetch, origin=tree.name)
     same = matching(frames, tree.text) if trace.steps else None
-    found = [*in_evidence(root), *in_history(root, look.history, target.name)]
+    found = [*in_evidence(root, target=target.name), *in_history(root, look.history, target.name)]
     return replace(
         report,
         trace=trace,
         patch=_patch_sentence(target, check, unreadable, chosen, look, release, same),
         seen=sentence(found, target.name, chosen.run.id),
     )
+
+
+def name_the_first_node(found: Sequence[tuple[Target, DiagnosisReport]]) -> list[DiagnosisReport]:
+    """Reports of several targets; of an engine over several hosts those that only lost a peer name the node that failed.
+
+    No round trip. The order is kept.
+    """
+    from ddtree_ops.deploy.nodes import Symptom, the_first
+
+    symptoms = [
+        Symptom.of(number, OpsError(report.headline()), report, 0.0)
+        for number, (_, report) in enumerate(found)
+    ]
+    reports = [report for _, report in found]
+    for number, (target, report) in enumerate(found):
+        if target.service.nodes is None or report.root is None or not symptoms[number].lost_peer:
+            continue
+        peers = [
+            symptoms[place]
+            for place, (other, told) in enumerate(found)
+            if other.service.name == target.service.name and told.root is not None
+        ]
+        first = the_first(peers)
+        if first is not None and not first.lost_peer:
+            name = found[first.rank][0].name
+            note = f"a peer was lost: {name}, a node of the same engine, failed first: {first.cause}"
+            reports[number] = replace(report, notes=(*report.notes, note))
+    return reports
+
+
+def _why_nothing(session: Session, target: Target, chosen: Chosen, look: _Look) -> str:
+    """Why there was no entry of a run. One round trip."""
+    known = chosen.run in look.runs
+    found = UnitControl(session, target.service.unit).nothing(
+        invocation="current" if known else chosen.run.id
+    )
+    if known or not look.runs:
+        return f"{found.message}; all that is left: ddtree-ops logs {target.name} --invocation all"
+    return f"{found.message}; runs that are known: {', '.join(run.id for run in look.runs[:_KNOWN])}"
 
 
 def _notes(chosen: Chosen) -> tuple[str, ...]:
@@ -166,7 +212,9 @@ def _look(session: Session, target: Target, layout: Layout) -> _Look:
     )
     replies = session.batch(
         [
-            _command("systemctl", "show", "--no-pager", "--property=InvocationID", "--", unit),
+            _command(
+                "systemctl", "show", "--no-pager", "--property=InvocationID,ActiveState,SubState", "--", unit
+            ),
             listing,
             _command("date", "+%s"),
             Request("list_dir", {"path": layout.service_dir}),
@@ -177,8 +225,9 @@ def _look(session: Session, target: Target, layout: Layout) -> _Look:
     )
     shown, listed, clock, folder, history, *rest = replies
     look = _Look(history=parse_history(_content(history)))
-    current = parse_show(_said(shown).decode("utf-8", "replace")).get("InvocationID", "")
-    look.runs = parse_runs(parse_entries([_said(listed)]), current)
+    properties = parse_show(_said(shown).decode("utf-8", "replace"))
+    look.state = f"{properties.get('ActiveState', '')} {properties.get('SubState', '')}".strip()
+    look.runs = parse_runs(parse_entries([_said(listed)]), properties.get("InvocationID", ""))
     if (seconds := _said(clock).strip()).isdigit():
         look.now = datetime.fromtimestamp(int(seconds), UTC)
     if isinstance(folder, Reply):
@@ -352,11 +401,52 @@ def trace_local(root: Diagnosis, target: Target | None) -> Trace:
     """The same for a log without its host: over a runtime that was built on this machine.
 
     It is traced where the traceback's lines stand just so in one built runtime, that of ``target`` first, and in no other
-    that reads the parameters differently; without a traceback only in that of ``target``.
+    that reads the parameters differently; without a traceback only in that of ``target``. A graph that is sized for the
+    draft is made by a runner without the patch: of the runtimes that fit only those that lack it count.
     """
     frames = _frames(root)
     if not _parameters(root) or len(files_for(frames, _SIGNATURE_FILES.get(root.signature, ()))) < 2:
         return Trace()
+    bundles = _built(target)
+    if not bundles:
+        return Trace(
+            note="no trace of the parameters: no runtime is built on this machine (ddtree-ops runtime build RUNTIME)"
+        )
+    own = bundles[0] if target is not None and bundles[0].name == target.runtime.name else None
+    fitting: list[Bundle] = []
+    for bundle in bundles:
+        with contextlib.suppress(OpsError, OSError):  # a damaged bundle is none to trace in
+            if matching(frames, partial(_text_of, bundle)) or (bundle is own and not frames):
+                fitting.append(bundle)
+    if not fitting:
+        return Trace(
+            note="no trace of the parameters: the traceback's lines stand in no runtime built on this machine"
+        )
+    origin = "local bundle {}"
+    if root.signature == "ddtree-graph-size":
+        lacking = [bundle for bundle in fitting if _lacks_patch(bundle)]
+        origin += (
+            ", which lacks the patch"
+            if lacking
+            else ", which has the patch: the log may be of another runtime"
+        )
+        if own is not None and lacking and own not in lacking:
+            origin += f" (that of the service, {own.name}, has it: the log is of another one)"
+        fitting = lacking or fitting
+    if own in fitting:
+        fitting = [own]
+    found = {bundle.name: trace_in(bundle, root, origin=origin.format(bundle.name)) for bundle in fitting}
+    first, *others = found.values()
+    if any(other.steps != first.steps for other in others):
+        return Trace(
+            note="no trace of the parameters: the traceback's lines stand in several runtimes built on this machine "
+            f"({', '.join(found)}), which read them differently: name the service of the log with --service"
+        )
+    return first
+
+
+def _built(target: Target | None) -> list[Bundle]:
+    """The runtimes of the inventory that were built on this machine, that of ``target`` first, each content once."""
     from ddtree_ops.inventory import load_inventory
     from ddtree_ops.runtime.bundle import known_bundle
 
@@ -370,29 +460,14 @@ def trace_local(root: Diagnosis, target: Target | None) -> Trace:
             bundle = known_bundle(spec)
             if bundle is not None:
                 bundles.setdefault(bundle.digest, bundle)
-    found: dict[str, Trace] = {}
-    for number, bundle in enumerate(bundles.values()):
-        own = target is not None and number == 0
-        with contextlib.suppress(OpsError, OSError):  # a damaged bundle is none to trace in
-            if matching(frames, partial(_text_of, bundle)) or (own and not frames):
-                found[bundle.name] = trace_in(bundle, root, origin=f"local bundle {bundle.name}")
-                if own:
-                    break
-    if not bundles:
-        return Trace(
-            note="no trace of the parameters: no runtime is built on this machine (ddtree-ops runtime build)"
-        )
-    if not found:
-        return Trace(
-            note="no trace of the parameters: the traceback's lines stand in no runtime built on this machine"
-        )
-    first, *others = found.values()
-    if any(other.steps != first.steps for other in others):
-        return Trace(
-            note="no trace of the parameters: the traceback's lines stand in several runtimes built on this machine "
-            f"({', '.join(found)}), which read them differently: name the service of the log with --service"
-        )
-    return first
+    return list(bundles.values())
+
+
+def _lacks_patch(bundle: Bundle) -> bool:
+    try:
+        return bool(check_source(bundle.read).absent)
+    except (OpsError, OSError):
+        return False
 
 
 def trace_in(bundle: Bundle, root: Diagnosis, *, origin: str) -> Trace:
@@ -414,4 +489,7 @@ def _frames(root: Diagnosis) -> tuple[Frame, ...]:
 
 
 def _parameters(root: Diagnosis) -> tuple[str, ...]:
+    """Settings that the finding's numbers name; none where CUDA came late, for the frame need not be where it failed."""
+    if _LATE.search(root.explanation):
+        return ()
     return named_settings(root.explanation.partition("Settings known:")[0])[:2]

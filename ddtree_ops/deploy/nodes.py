@@ -43,7 +43,10 @@ __all__ = [
 ]
 
 _LOOK_EVERY_S = 0.2
-_GENERIC = ("sched-exc", "sigquit", "child-died", "sched-died", "systemd-failed", "systemd-exit")
+_GENERIC = (
+    *("sched-exc", "sigquit", "child-died", "sched-died"),
+    *("systemd-failed", "systemd-exit", "systemd-start-limit"),
+)
 _LOST_PEER = "nccl-noise"
 
 

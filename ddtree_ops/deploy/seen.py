@@ -47,8 +47,10 @@ def _root(document: Any) -> dict[str, Any]:
     return next((item for item in items if isinstance(item, dict) and item.get("severity") == "fatal"), {})
 
 
-def in_evidence(cause: Diagnosis, folder: Path | None = None) -> list[Sighting]:
+def in_evidence(cause: Diagnosis, folder: Path | None = None, *, target: str = "") -> list[Sighting]:
     """Sightings in the evidence of this machine, oldest first; the newest 500 folders are looked at.
+
+    :param target: the ``HOST`` or ``HOST/SERVICE`` that is explained: folders have ``-`` for the ``/`` in it.
 
     Evidence of the very failure that is explained (its first line has the same time) is left out, and so is what cannot
     be read.
@@ -74,7 +76,8 @@ def in_evidence(cause: Diagnosis, folder: Path | None = None) -> list[Sighting]:
             when = datetime.strptime(match[2], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
             invocation = str(document.get("invocation") or "")
             release = str((document.get("facts") or {}).get("runtime") or "")
-            found.append(Sighting(match[1], when, release, invocation))
+            own = match[1] == target.replace("/", "-")
+            found.append(Sighting(target if own else match[1], when, release, invocation))
     return found
 
 

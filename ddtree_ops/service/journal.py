@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from ddtree_ops.errors import Inconclusive, UsageError
@@ -23,6 +23,7 @@ __all__ = [
     "MessageId",
     "SearchResult",
     "journal_argv",
+    "moment_of_when",
     "parse_entries",
     "parse_when",
     "raw_texts",
@@ -88,6 +89,24 @@ def parse_when(text: str) -> str:
         f"{text!r} is not a time",
         hint="write 2h, 90s, '10 minutes ago', today, @EPOCH or 2026-11-29T14:55:17+00:00 (UTC without a zone)",
     )
+
+
+def moment_of_when(text: str, *, now: datetime) -> datetime:
+    """The same as a moment, counted from ``now`` where ``text`` is relative; days begin at midnight UTC.
+
+    :raises UsageError: it is no time.
+    """
+    when = parse_when(text)
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    named = {"now": now, "today": midnight, "yesterday": midnight - timedelta(days=1)}
+    if when in named:
+        return named[when]
+    try:
+        if when.startswith("@"):
+            return datetime.fromtimestamp(float(when[1:]), UTC)
+        return now - timedelta(seconds=int(when[1:-1]))
+    except (OverflowError, ValueError, OSError) as error:
+        raise UsageError(f"{text!r} is no time in any calendar") from error
 
 
 def journal_argv(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from ddtree_ops.service.journal import Entry, MessageId
 
@@ -96,8 +97,12 @@ def parse_runs(entries: Iterable[Entry], current: str = "") -> tuple[Run, ...]:
     return tuple(newest)
 
 
-def choose(runs: tuple[Run, ...], which: str, *, now: datetime, young: timedelta) -> Chosen | None:
+def choose(
+    runs: tuple[Run, ...], which: str, *, now: datetime, young: timedelta, state: str = ""
+) -> Chosen | None:
     """The run that ``current``, ``previous`` or an id stands for; None: there is no such run.
+
+    :param state: ``ActiveState`` and ``SubState`` of the unit, with a blank between; empty: not known.
 
     A ``current`` or ``previous`` run that systemd began by itself after a crash, and that is (or was, at its end) younger than
     ``young``, tells nothing yet: then the run that crashed is taken, and the note says so.
@@ -121,7 +126,7 @@ def choose(runs: tuple[Run, ...], which: str, *, now: datetime, young: timedelta
     note = ""
     if place == 0 and run.crashed:
         ended = f" at {run.end:%Y-%m-%d %H:%M:%SZ}" if run.end else ""
-        note = f"the unit does not run: explained is its last run {run.id[:12]}, which failed{ended}"
+        note = f"the unit does not run: explained is its last run {run.id[:12]}, which failed{ended}{_next(runs, state)}"
     elif place == 0:
         earlier = next(
             (one for one in runs[1:_BACK] if one.crashed and one.end and now - one.end < _RECENT), None
@@ -129,6 +134,17 @@ def choose(runs: tuple[Run, ...], which: str, *, now: datetime, young: timedelta
         if earlier is not None:
             note = f"an earlier run crashed at {earlier.end:%Y-%m-%d %H:%M:%SZ}: --invocation {earlier.id} explains it"
     return Chosen(run, _until(runs, run), note)
+
+
+def _next(runs: tuple[Run, ...], state: str) -> str:
+    """What systemd does about a last run that crashed."""
+    row = len(list(takewhile(lambda run: run.crashed, runs)))
+    times = f", crash {row} in a row" if row > 1 else ""
+    if state.startswith("activating"):
+        return f"{times}; systemd is about to start it again"
+    if row > 1 and state.startswith("failed") and runs[1].restarts:
+        return f"{times}; systemd has given up restarting it (start limit)"
+    return times
 
 
 def _until(runs: tuple[Run, ...], run: Run) -> datetime | None:

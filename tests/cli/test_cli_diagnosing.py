@@ -46,10 +46,10 @@ def document(ended) -> dict:
     return json.loads(ended.out)
 
 
-def test_one_document_whatever_the_number_of_sources(typed, tmp_path: Path) -> None:
+def test_one_document_whatever_the_number_of_sources(typed, documented, tmp_path: Path) -> None:
     crash, sound = DATA / "logs" / "h200-oom-drafter-kv-pool.log", DATA / "logs" / "h200-dflash.log"
     ended = typed("diagnose", str(sound), str(crash), "--json")
-    found = document(ended)
+    found = documented(ended.out)
     assert ended.code == 5
     assert set(found) == KEYS
     assert (found["schema"], found["verdict"]) == (1, "fail")
@@ -59,7 +59,7 @@ def test_one_document_whatever_the_number_of_sources(typed, tmp_path: Path) -> N
     assert [one["source"] for one in found["sources"]] == [str(sound), str(crash)]
     assert [one["verdict"] for one in found["sources"]] == ["pass", "fail"]
     assert found["searched"]["lines"] == sum(one["searched"]["lines"] for one in found["sources"])
-    alone = document(typed("diagnose", str(crash), "--json"))
+    alone = documented(typed("diagnose", str(crash), "--json").out)
     assert set(alone) == KEYS and alone["sources"] == []
     assert {**found["sources"][1], "sources": []} == alone
     item = alone["diagnoses"][0]
@@ -109,6 +109,85 @@ def test_what_cannot_be_known_is_refused(
     )
     assert ended.code == 2
     assert said in ended.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "hint"),
+    [
+        ([""], "an empty word names no host and no file", "quote"),
+        (["one/c"], "no service of one matches 'c'", "inventory show"),
+        (["one/c"], "nor is there a file one/c", "inventory show"),
+        (["logs/of/one"], "nor is there a file logs/of/one", "has: one"),
+        (["folder"], "the folder folder is no evidence: there is no journal.jsonl in it", "has: one"),
+        (["./folder"], "./folder is a folder, and not one of evidence", "name the log files in it"),
+        (["one.log"], "one.log: No such file or directory", ""),
+        (["./one"], "./one: No such file or directory", ""),
+        ([f"RuntimeError: {PASTE} {'x' * 5000}"], "is neither a host nor a file", "ddtree-ops diagnose -"),
+        (["one", "--facts", "tp=many"], "tensor_parallel is a whole number", "tensor_parallel=8"),
+        (["one", "there.log", "--facts", "=8"], "there is no fact", "facts are"),
+        (["there.log", "--facts", "block_size=-8"], "block_size is a whole number", "block_size=8"),
+    ],
+)
+def test_words_that_name_nothing_are_refused_before_anything_is_read(
+    typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], said: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there.log").write_text(PASTE)
+    ended = typed("diagnose", *argv)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err and hint in ended.err
+
+
+def test_a_host_is_a_host_though_a_file_or_folder_is_called_so(
+    typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sshd answers on port 22022 of an address that nobody has: the host was asked, not the file read."""
+    monkeypatch.chdir(tmp_path)
+    Path("one").write_text(f"RuntimeError: {PASTE[2:]}")
+    Path("other").write_text(f"RuntimeError: {PASTE[2:]}")
+    text = INVENTORY.replace("address: 127.0.0.1", "address: 127.0.0.1, ssh: {port: 1}")
+    (tmp_path / "hosts.yaml").write_text(text)
+    asked = typed("diagnose", "one", "--service", "a")
+    assert (asked.code, asked.out) == (4, "")
+    assert "one is read as the host of the inventory; the file is ./one" in asked.err
+    Path("one").unlink()
+    Path("one").mkdir()
+    for word in ("one", "one/a"):
+        assert typed("diagnose", word, "--service", "a").code == 4
+    read = typed("diagnose", "./other", "other")
+    assert (read.code, read.err) == (5, "")
+
+
+def test_a_host_that_cannot_be_asked_stands_beside_a_log_in_one_document(
+    typed, documented, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts.yaml").write_text(
+        INVENTORY.replace("address: 127.0.0.1", "address: 127.0.0.1, ssh: {port: 1}")
+    )
+    crash = str(DATA / "logs" / "h200-oom-drafter-kv-pool.log")
+    both = typed("diagnose", "one/a", crash, "--service", "a", "--json")
+    found = documented(both.out)
+    assert (both.code, found["verdict"], found["source"]) == (4, "fail", crash)
+    assert len(found["errors"]) == 1 and found["errors"][0].startswith("one: connect: ")
+    none = documented(typed("diagnose", "one/a", "--json").out)
+    assert (none["verdict"], none["searched"]["sources"], len(none["errors"])) == ("inconclusive", [], 1)
+
+
+def test_secrets_in_a_log_are_not_shown(typed, documented, tmp_path: Path) -> None:
+    log = tmp_path / "told.log"
+    log.write_text(
+        "[2026-11-29 14:53:46] server_args=ServerArgs(model_path='/m', api_key='plain-word-key')\n"
+        "[2026-11-29 14:53:53 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/opt/scheduler.py", line 1, in run\n'
+        '    login(token="hf_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef12")\n'
+        "ValueError: hf_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef12, api_key=plain-word-key, Authorization: Bearer abc.SECRET.x\n"
+    )
+    plain, as_json = typed("diagnose", str(log), "--verbose"), typed("diagnose", str(log), "--json")
+    assert documented(as_json.out)["diagnoses"][0]["signature"] == "unknown"
+    for told in (plain.out, as_json.out):
+        assert "ValueError: ********" in told
+        assert not [part for part in ("ABCDEFG", "plain-word", "SECRET") if part in told]
 
 
 def test_evidence_is_explained_by_its_folder_and_compressed_logs_as_they_are(typed, tmp_path: Path) -> None:

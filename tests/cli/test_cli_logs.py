@@ -39,8 +39,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("argv", "said", "hint"),
     [
-        (["--since", "2h"], "--since belongs to the journal", "leave it out"),
-        (["--until", "2h"], "--until belongs to the journal", "leave it out"),
+        (["--since", "soon"], "'soon' is not a time", "write 2h"),
+        (["--until", "@99999999999999999"], "no time in any calendar", ""),
         (["--invocation", "all"], "--invocation belongs to the journal", "leave it out"),
         (["--kernel"], "--kernel belongs to the journal", "leave it out"),
         (["--service", "a"], "--service belongs to the journal", "leave it out"),
@@ -99,6 +99,7 @@ def test_a_service_of_a_host_is_no_file(typed: Callable[..., Any], log: str) -> 
         assert "--follow never ends" in ended.err
     ended = typed("logs", "-i", "lab", "ct200/none")
     assert (ended.code, "no service" in ended.err) == (2, True)
+    assert "nor is there a file ct200/none" in ended.err
     assert "such file" in typed("logs", "./none").err
 
 
@@ -139,6 +140,39 @@ def test_what_is_shown_of_a_file(
     for where in (ended, plain):
         assert "not-to-be-seen" not in where.out
         assert "\x1b" not in where.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "numbers"),
+    [
+        (["--since", "2026-11-29T14:53:51"], [5, 6, 7, 8, 9, 10]),
+        (["--until", "2026-11-29T14:53:48Z"], [1, 2, 3]),
+        (["--since", "2026-11-29T15:53:53+01:00", "-g", "tensor"], [9]),
+    ],
+)
+def test_lines_of_a_file_that_carry_times_are_taken_by_time(
+    typed: Callable[..., Any], log: str, argv: list[str], numbers: list[int]
+) -> None:
+    ended = typed("logs", log, *argv, "--json")
+    assert ended.code == 0
+    assert [json.loads(line)["line"] for line in ended.out.splitlines()] == numbers
+    figures = json.loads(typed("logs", log, "--stats", "--json", "--since", "2026-11-29T14:53:52").out)
+    assert "300.5" in json.dumps(figures) and "100.5" not in json.dumps(figures)
+    Path("bare.log").write_text("no time here\n")
+    gone = typed("logs", "bare.log", "--since", "2h")
+    assert gone.code == 8 and "no line of it is known to be of that time" in gone.err
+
+
+def test_an_evidence_folder_is_a_log(typed: Callable[..., Any], log: str) -> None:
+    Path("ct200-20261129T100000Z").mkdir()
+    Path("ct200-20261129T100000Z/journal.jsonl").write_text(
+        json.dumps({"time": "", "source": "process", "pid": 7, "message": "kept"}) + "\n"
+    )
+    for name in ("ct200-20261129T100000Z", "./ct200-20261129T100000Z"):
+        ended = typed("logs", name)
+        assert (ended.code, ended.out.strip()) == (0, "kept")
+    Path("bare").mkdir()
+    assert "no journal.jsonl in it" in typed("logs", "./bare").err
 
 
 def test_known_lines_carry_their_signature(typed: Callable[..., Any], log: str) -> None:

@@ -99,10 +99,10 @@ def fault_of(text: str) -> str:
     command, rest = KNOWN[path], words[len(path) :]
     options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
     for word in rest:
-        if word.startswith("-") and word.split("=")[0] not in options:
+        if word.startswith("-") and word != "-" and word.split("=")[0] not in options:
             return f"it has no {word}"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    given = bool(rest) and not rest[0].startswith("-")
+    given = bool(rest) and (rest[0] == "-" or not rest[0].startswith("-"))
     if arguments and path not in WITHOUT and not given and not {"-i", "--rules"} & set(rest):
         return f"without {arguments[0].name}"
     return ""

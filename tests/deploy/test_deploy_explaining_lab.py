@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -76,17 +75,17 @@ class TestStory:
             assert part in rest
         assert "note" not in rest
 
-    def test_2_it_is_explained_by_its_own_release_after_another_was_deployed(self, desk, crashed):
+    def test_2_it_is_explained_by_its_own_release_after_another_was_deployed(self, desk, crashed, documented):
         code, result, log = desk.deploy("ct200")
         assert code == 0, log
         sound = desk.run("diagnose", "ct200", "--json")
         assert sound.returncode == 0, sound.stdout
-        document = json.loads(sound.stdout)
+        document = documented(sound.stdout)
         assert (document["verdict"], document["facts"]["patched"]) == ("pass", True)
         assert any(f"--invocation {crashed}" in note for note in document["notes"])
         done = desk.run("diagnose", "ct200", "--invocation", crashed, "--json")
         assert done.returncode == 5, done.stderr
-        document = json.loads(done.stdout)
+        document = documented(done.stdout)
         assert document["invocation"] == crashed
         cause = document["diagnoses"][0]
         assert (cause["signature"], cause["severity"], cause["count"]) == ("ddtree-graph-size", "fatal", 8)
@@ -95,3 +94,34 @@ class TestStory:
         )
         assert f"now release {result['plan']['release'][:12]} is deployed" in document["patch"]
         assert [step["step"] for step in document["trace"]][:2] == ["flag", "field"]
+
+    def test_3_a_service_of_a_host_is_asked_for_a_run_that_is_none(self, desk, crashed, documented):
+        done = desk.run("diagnose", "ct200/k26-ddtree", "--invocation", "e" * 32, "--json")
+        assert done.returncode == 8, done.stderr
+        (note,) = documented(done.stdout)["notes"]
+        assert "it is no run of this unit, or was rotated away" in note
+        assert crashed in note.partition("runs that are known: ")[2]
+
+    def test_4_its_journal_as_a_file_is_traced_in_the_runtime_that_wrote_it(
+        self, desk, crashed, documented, tmp_path
+    ):
+        """The traceback's lines stand in the patched runtime too, and the service has that one now."""
+        log = tmp_path / "taken.json"
+        log.write_text(desk.host("ct200", f"journalctl -o json _SYSTEMD_INVOCATION_ID={crashed} 2>/dev/null"))
+        for argv, more in (([], ""), (["--service", "k26-ddtree"], " (that of the service, ")):
+            done = desk.run("diagnose", str(log), *argv, "--json")
+            assert done.returncode == 5, done.stderr
+            document = documented(done.stdout)
+            assert document["trace_origin"].startswith(f"local bundle {STOCK}, which lacks the patch{more}")
+            assert document["trace"][-1]["text"].endswith("never reads speculative_ddtree_budget")
+
+    def test_5_a_journal_that_is_gone_is_no_pass_and_the_reason_is_told(self, desk, crashed, documented):
+        desk.host(
+            "ct200",
+            "journalctl --rotate -q; journalctl --vacuum-time=1s -q; sleep 1.1; journalctl --vacuum-time=1s -q",
+        )
+        done = desk.run("diagnose", "ct200", "--json")
+        assert done.returncode == 8, done.stdout
+        document = documented(done.stdout)
+        assert (document["verdict"], document["searched"]["lines"]) == ("inconclusive", 0)
+        assert any("its entries were rotated away" in note for note in document["notes"])

@@ -38,6 +38,17 @@ def test_evidence_of_the_same_failure_is_found_and_the_failure_itself_is_not(tmp
     assert in_evidence(CAUSE, tmp_path / "none") == []
 
 
+def test_evidence_of_a_service_of_a_host_is_that_hosts_own(tmp_path: Path) -> None:
+    """Its folder has a ``-`` where the target has a ``/``; the history tells of the same failure."""
+    keep(tmp_path, "gpu-a-k26-20261104T101010Z", "2026-11-04 10:10:00", invocation="i")
+    kept = in_evidence(CAUSE, tmp_path, target="gpu-a/k26")
+    assert [item.target for item in kept] == ["gpu-a/k26"]
+    told = Sighting("gpu-a/k26", datetime(2026, 11, 4, 10, 10, tzinfo=UTC), "r1 abc", "i")
+    assert sentence([*kept, told], "gpu-a/k26", "now") == (
+        "seen before: 1 time on this host since 2026-11-04, last with release r1 abc"
+    )
+
+
 def test_the_history_keeps_signature_and_fingerprint_of_what_failed() -> None:
     made = [
         new_activation(

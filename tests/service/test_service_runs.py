@@ -101,3 +101,19 @@ def test_a_run_without_a_known_end_was_over_when_the_next_began() -> None:
     assert chosen is not None and chosen.until == PLAIN.begin
     assert choose((), "current", now=NOW, young=YOUNG) is None
     assert choose((PLAIN,), "previous", now=NOW, young=YOUNG) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("failed failed", "crash 2 in a row; systemd has given up restarting it (start limit)"),
+        ("activating auto-restart", "crash 2 in a row; systemd is about to start it again"),
+        ("", "crash 2 in a row"),
+    ],
+)
+def test_a_loop_of_crashes_is_counted_and_what_systemd_does_about_it_is_said(state: str, said: str) -> None:
+    last = Run("a" * 32, at(-9), at(-8), failed=True)
+    chosen = choose((last, CRASHED), "current", now=NOW, young=YOUNG, state=state)
+    assert chosen is not None and chosen.run == last and chosen.note.endswith(said)
+    once = choose((last,), "current", now=NOW, young=YOUNG, state="failed failed")
+    assert once is not None and once.note.endswith("failed at 2026-11-29 14:52:00Z")
