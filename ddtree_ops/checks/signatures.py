@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ddtree_ops.diagnose.api import DiagnosisReport, diagnose_stream
 from ddtree_ops.diagnose.facts import ServiceFacts
-from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Verdict
@@ -28,12 +26,13 @@ _READING_S = 900.0
 def prepare() -> threading.Thread:
     """Load what a scan needs, in the background: for who waits for something else meanwhile.
 
-    A signature file that is wrong is left for the scan to tell of.
+    A signature file of the user that is wrong is left for the scan to tell of.
     """
 
     def load() -> None:
-        with suppress(ConfigError):
-            diagnose_stream(b"")
+        from ddtree_ops.diagnose.library import lenient_library
+
+        diagnose_stream(b"", library=lenient_library()[0])
 
     thread = threading.Thread(target=load, name="signatures", daemon=True)
     thread.start()
@@ -55,6 +54,8 @@ def signatures(
     host, unit = target.host.name, target.service.unit
     found = scan(session, target, invocation=invocation, facts=ServiceFacts.of(target, patched=patched))
     result = found.as_check(host=host)
+    if found.left_out:
+        result = replace(result, facts={**result.facts, "left_out": list(found.left_out)})
     if found.searched.damaged and result.verdict is Verdict.INCONCLUSIVE:
         result = replace(
             result,
@@ -80,8 +81,15 @@ def scan(
 
     :param since: when the run began, by the host's clock: then the kernel's messages from then on are read too.
     :param until: when it was over; None: it runs, or that is not known.
+    :param library: left out: the shipped signatures and the user's own. A wrong file of the user's judges no service: it
+        is left out, and the report's notes say so.
     :raises Inconclusive: ``current`` or ``previous`` names no run that is known.
     """
+    left_out: tuple[str, ...] = ()
+    if library is None:
+        from ddtree_ops.diagnose.library import lenient_library
+
+        library, left_out = lenient_library()
     journal = UnitControl(session, target.service.unit).raw(
         invocation=invocation or "current",
         since=None if since is None else since.isoformat(),
@@ -89,7 +97,8 @@ def scan(
         kernel=since is not None,
         deadline=_READING_S,
     )
-    return diagnose_stream(journal, facts, library=library, source=target.name)
+    found = diagnose_stream(journal, facts, library=library, source=target.name)
+    return replace(found, left_out=left_out, notes=(*found.notes, *left_out)) if left_out else found
 
 
 def hint_for(found: DiagnosisReport, host: str, unit: str) -> str:

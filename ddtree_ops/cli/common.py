@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ddtree_ops.errors import ExitCode, OpsError, UsageError
+from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError
 from ddtree_ops.report.output import Output
 from ddtree_ops.secret import masked
 
@@ -48,12 +48,14 @@ __all__ = [
     "ServiceOption",
     "SetOption",
     "SignaturesOption",
+    "check_signatures",
     "err",
     "is_path",
     "leave",
     "log_path",
     "logs_and_hosts",
     "masked_session",
+    "narrowing",
     "no_such_file",
     "on_all",
     "on_hosts",
@@ -62,6 +64,7 @@ __all__ = [
     "parted",
     "play",
     "print_json",
+    "refuse_binary",
     "rolling",
     "runtime_spec",
     "safety_of",
@@ -72,6 +75,14 @@ __all__ = [
 
 _T = TypeVar("_T")
 EVIDENCE_JOURNAL = "journal.jsonl"
+_NEWEST = 3
+_UNPACKED = (
+    b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PK\x05\x06", b"LPKSHHRH", b"\x04\x22\x4d\x18",
+    b"\xff\xfe", b"\xfe\xff",
+)  # fmt: skip
+"""How files begin that are unpacked, or refused with a word on how to read them; and text of two bytes a letter."""
+_IN_TEXT = frozenset(b"\0\t\n\r\b\f\x1b")
+"""Control characters of logs: a log that was truncated under its writer begins with NUL."""
 _FILE_ENDINGS = frozenset((".bz2", ".gz", ".json", ".jsonl", ".log", ".txt", ".whl", ".xz"))
 
 out = Output()
@@ -222,6 +233,11 @@ def targets_of(
 _narrowed: ContextVar[tuple[Sequence[str], Sequence[str]]] = ContextVar("narrowed", default=((), ()))
 
 
+def narrowing() -> list[str]:
+    """Which of the options were given that only narrow a selection of hosts."""
+    return [name for name, given in zip(("--limit", "--exclude"), _narrowed.get(), strict=True) if given]
+
+
 def selecting(app: typer.Typer) -> None:
     """Give every command that takes hosts (an argument :data:`Hosts`) ``--limit`` and ``--exclude`` too."""
     for info in app.registered_commands:
@@ -364,6 +380,9 @@ def play(
             from ddtree_ops.report.summary import print_results
         if isinstance(playbook, str):
             playbook = load_playbook(playbook)
+        kinds = {step.kind for step in playbook.steps}
+        if kinds & {"wait", "smoke", "signatures"} and "go_back" not in kinds:
+            check_signatures()
         if overrides:
             playbook = playbook.with_arguments(overrides)
         with progress_for(err if as_json else out, len(targets)) as report:
@@ -382,6 +401,22 @@ def play(
     else:
         print_results(out, results)
     raise typer.Exit(int(exit_code(results)))
+
+
+def check_signatures() -> None:
+    """Read the signatures of the user's own, for a command that needs them later: now nothing is changed yet.
+
+    :raises ConfigError: a file is wrong.
+    """
+    from ddtree_ops.diagnose.library import read_signature, signature_files, user_directories
+
+    try:
+        for directory in user_directories():
+            for path in signature_files(directory):
+                read_signature(path)
+    except ConfigError as error:
+        error.state = error.state or "nothing was changed"
+        raise
 
 
 def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T | OpsError]:
@@ -575,12 +610,49 @@ def log_path(name: str) -> Path:
         if not _is_log(path / EVIDENCE_JOURNAL):
             raise UsageError(
                 f"{name} is a folder, and not one of evidence: there is no {EVIDENCE_JOURNAL} in it",
-                hint="name the log files in it",
+                hint=f"name the log files in it: {_logs_in(path, name)}",
             )
         return path / EVIDENCE_JOURNAL
     if name != "-" and not _mode(path):
         raise UsageError(f"{name}: No such file or directory")
     return path
+
+
+def _logs_in(folder: Path, name: str) -> str:
+    """What to type for a folder: its newest folders of evidence, or else all that is in it."""
+    base = "" if name in ("", ".") else f"{name.rstrip('/')}/"
+    try:
+        kept = sorted(
+            (each.name for each in folder.iterdir() if _is_log(each / EVIDENCE_JOURNAL)), key=_stamp
+        )
+    except OSError:
+        kept = []
+    if not kept:
+        return f"{base}*"
+    more = f"  (the newest of {len(kept)})" if len(kept) > _NEWEST else ""
+    return " ".join(shlex.quote(f"{base}{each}") for each in reversed(kept[-_NEWEST:])) + more
+
+
+def _stamp(name: str) -> str:
+    """What folders of evidence are ordered by: the time at their end."""
+    return name.rpartition("-")[2]
+
+
+def refuse_binary(name: str) -> None:
+    """:raises UsageError: the file that a word names is not there, or is no text and nothing that is unpacked."""
+    path = log_path(name)
+    if name == "-" or not stat.S_ISREG(_mode(path)):
+        return
+    try:
+        with path.open("rb") as opened:
+            head = opened.read(4096)
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror or error}") from error
+    if head.startswith(_UNPACKED):
+        return
+    odd = sum(byte < 32 and byte not in _IN_TEXT for byte in head)
+    if head.startswith(b"\x7fELF") or odd > max(4, len(head) // 50):
+        raise UsageError(f"{name} is no text", hint="name the log that a server wrote, compressed or not")
 
 
 def no_such_file(error: UsageError, words: Sequence[str]) -> UsageError:
@@ -591,6 +663,7 @@ def no_such_file(error: UsageError, words: Sequence[str]) -> UsageError:
             error.hint = "to have a pasted text explained, paste it into: ddtree-ops diagnose -"
         elif stat.S_ISDIR(_mode(Path(word))):
             error.message += f"; the folder {word} is no evidence: there is no {EVIDENCE_JOURNAL} in it"
+            error.message += f" (for the logs in it type {_logs_in(Path(word), word)})"
         elif "/" in word and "*" not in word:
             error.message += f"; nor is there a file {word}"
     return error

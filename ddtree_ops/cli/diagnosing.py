@@ -19,14 +19,17 @@ from ddtree_ops.cli.common import (
     log_path,
     logs_and_hosts,
     masked_session,
+    narrowing,
     no_such_file,
     on_all,
     out,
     parted,
     print_json,
+    refuse_binary,
     targets_of,
 )
 from ddtree_ops.errors import OpsError, UsageError
+from ddtree_ops.secret import masked
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.api import DiagnosisReport
@@ -47,12 +50,13 @@ def diagnose(
     inventory: InventoryOption = None,
     service: ServiceOption = None,
     invocation: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--invocation",
-            help="current, previous or an invocation id; of a unit that failed, the failed run.",
+            metavar="RUN",
+            help="current (the default; of a unit that failed, the failed run), previous, or the first digits of an id.",
         ),
-    ] = "current",
+    ] = None,
     facts: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,8 +89,13 @@ def diagnose(
 
     ServiceFacts.given(facts or ())
     files, hosts = logs_and_hosts(what, inventory)
+    if files and not hosts:
+        for option in [*(["--invocation"] if invocation is not None else []), *narrowing()]:
+            raise UsageError(
+                f"{option} belongs to the journal of a host", hint="name a host, or leave it out"
+            )
     for name in files:
-        log_path(name)
+        refuse_binary(name)
     targets = _targets(hosts, inventory, service) if hosts or not files else []
     library = default_library(signatures_dir or ())
     found: dict[str, DiagnosisReport] = {}
@@ -95,11 +104,12 @@ def diagnose(
         known = _known(target, facts or ())
         found |= {name: _file(name, known, target, library) for name in files}
     failed: list[OpsError] = []
+    missing: dict[str, DiagnosisReport] = {}
     if targets:
-        failed, done = _live(targets, invocation, facts or (), library)
+        failed, done, missing = _live(targets, invocation or "current", facts or (), library)
         found |= dict(done)
     if as_json:
-        document = merged(list(found.values()))
+        document = merged([*found.values(), *missing.values()])
         print_json(document if not failed else {**document, "errors": [error.render() for error in failed]})
     else:
         for name, report in found.items():
@@ -116,17 +126,25 @@ def _targets(hosts: Sequence[str], inventory: str | None, service: str | None) -
 
 def _live(
     targets: Sequence[Target], invocation: str, facts: Sequence[str], library: Library
-) -> tuple[list[OpsError], list[tuple[str, DiagnosisReport]]]:
+) -> tuple[list[OpsError], list[tuple[str, DiagnosisReport]], dict[str, DiagnosisReport]]:
+    """What went wrong, the reports by name of the target, and reports that say so of those that have none."""
     from ddtree_ops.deploy.explaining import explain_run, name_the_first_node
+    from ddtree_ops.diagnose.api import unread
 
     def one(target: Target) -> DiagnosisReport:
         with masked_session(target) as session:
             return explain_run(session, target, invocation=invocation, library=library, given=facts)
 
-    failed, done = parted(targets, on_all(targets, one))
+    outcomes = on_all(targets, one)
+    failed, done = parted(targets, outcomes)
+    missing = {
+        target.name: unread(target.name, masked(outcome.message))
+        for target, outcome in zip(targets, outcomes, strict=True)
+        if isinstance(outcome, OpsError)
+    }
     of = {target.name: target for target in targets}
     told = name_the_first_node([(of[name], report) for name, report in done])
-    return failed, [(name, report) for (name, _), report in zip(done, told, strict=True)]
+    return failed, [(name, report) for (name, _), report in zip(done, told, strict=True)], missing
 
 
 def _service(inventory: str | None, service: str | None) -> Target | None:
@@ -180,4 +198,5 @@ def _file(name: str, known: ServiceFacts, target: Target | None, library: Librar
     root = report.root
     if root is None:
         return report
-    return replace(report, trace=trace_local(root, target), seen=sentence(in_evidence(root)))
+    sightings = in_evidence(root)
+    return replace(report, trace=trace_local(root, target), seen=sentence(sightings) if sightings else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,10 @@ from ddtree_ops.cli.common import (
     log_path,
     logs_and_hosts,
     masked_session,
+    narrowing,
     no_such_file,
     out,
+    refuse_binary,
     targets_of,
 )
 from ddtree_ops.errors import CheckFailed, ExitCode, Inconclusive, NotDeployed, OpsError, UsageError
@@ -84,12 +87,14 @@ def logs(
             "--phase",
             metavar="PHASE",
             help="Only what was said in: start, weights, kv-cache, graphs (loading: all four), warm-up, serving, "
-            "stopping, failed. Several: with commas.",
+            "stopping, failed. ready is serving. Several: with commas.",
         ),
     ] = None,
     rank: Annotated[
         list[str] | None,
-        typer.Option("--rank", metavar="RANK", help="Only this rank: TP3, DP0, 'DP0 TP3'. May be repeated."),
+        typer.Option(
+            "--rank", metavar="RANK", help="Only this rank: TP3 (or 3), DP0, 'DP0 TP3'. May be repeated."
+        ),
     ] = None,
     kernel: Annotated[
         bool, typer.Option("--kernel", help="The kernel's lines of that time too (out of memory, Xid).")
@@ -111,7 +116,11 @@ def logs(
     ] = False,
     invocation: Annotated[
         str | None,
-        typer.Option("--invocation", help="current (the default), previous, all, or an invocation id."),
+        typer.Option(
+            "--invocation",
+            metavar="RUN",
+            help="current (the default), previous, all, or the first digits of an id.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line; with --stats one document.")
@@ -150,7 +159,13 @@ def logs(
                 f"{names[0]!r} is no file, and hosts and files cannot be read together",
                 hint=f"ddtree-ops logs {' '.join(files)}",
             )
-        _files(files, asked, query)
+        for name in files:
+            refuse_binary(name)
+        try:
+            _files(files, asked, query)
+        except UsageError as error:
+            error.hint = error.hint.replace("ddtree-ops diagnose -", "ddtree-ops logs -")
+            raise
         return
     try:
         _, targets = targets_of(names, inventory=inventory, service=service, default_all=True)
@@ -186,8 +201,14 @@ class _Asked:
         if self.files:
             self._refuse("belongs to the journal of a host", "name a host, or leave it out", {
                 "--service": service is not None, "--invocation": self.invocation is not None,
-                "--kernel": self.kernel, "--follow": self.follow,
+                "--kernel": self.kernel, "--follow": self.follow, **dict.fromkeys(narrowing(), True),
             })  # fmt: skip
+        since, until = self.window()
+        if since is not None and until is not None and since > until:
+            raise UsageError(
+                f"--since is after --until: {self.since!r} is {since:%Y-%m-%d %H:%M:%SZ}, {self.until!r} {until:%Y-%m-%d %H:%M:%SZ}",
+                hint=f"--since {shlex.quote(str(self.until))} --until {shlex.quote(str(self.since))}",
+            )
         if self.grep is None:
             self._refuse("says how --grep searches", "add --grep RE", {
                 "--fixed-strings": self.fixed_strings, "--ignore-case": self.ignore_case,
@@ -242,7 +263,7 @@ class _Asked:
             pattern,
             library,
             parse_phases(self.phase),
-            tuple(parse_rank(each) for each in self.rank),
+            tuple(parse_rank(f"TP{each}" if each.isdecimal() else each) for each in self.rank),
             self.before or 0,
             self.after or 0,
         )
@@ -293,6 +314,7 @@ def _selected(lens: Lens, found: Iterator[list[Shown]], lines: int | None) -> It
 def _files(names: Sequence[str], asked: _Asked, query: Query) -> None:
     from ddtree_ops.diagnose.lens import Lens, between, records_of_lines
     from ddtree_ops.diagnose.lines import read_log
+    from ddtree_ops.diagnose.skim import Skim
     from ddtree_ops.report.logs import describe_search
     from ddtree_ops.service.following import merged
 
@@ -308,7 +330,9 @@ def _files(names: Sequence[str], asked: _Asked, query: Query) -> None:
         lenses = [Lens(query) for _ in names]
 
         def selected(lens: Lens, stream: BinaryIO) -> Iterator[Shown]:
-            found = (lens.feed(record) for record in between(records_of_lines(read_log(stream)), *window))
+            found: Iterator[list[Shown]] = iter(Skim(stream, lens))
+            if any(window):
+                found = (lens.feed(record) for record in between(records_of_lines(read_log(stream)), *window))
             yield from _selected(lens, found, asked.lines)
 
         sources = [selected(lens, stream) for lens, stream in zip(lenses, streams, strict=True)]

@@ -13,6 +13,7 @@ from ddtree_ops.cli.common import (
     InventoryOption,
     JsonOption,
     ServiceOption,
+    check_signatures,
     err,
     leave,
     masked_session,
@@ -55,7 +56,7 @@ def smoke(
     from ddtree_ops.results import exit_code_of, worst
 
     _, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
-
+    check_signatures()
     keys = {
         target.name: secrets.api_key
         for target, secrets in zip(targets, resolve_secrets(targets, only=API_KEY), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _STYLES = {"fatal": "bold red", "degraded": "yellow", "request": "cyan", "benign": "dim"}
+
+_SHORTEST = 16
+"""Letters of a title that are worth a column."""
 
 signatures_app = typer.Typer(
     no_args_is_help=True, help="The known failures that diagnose looks for, and your own."
@@ -80,15 +84,42 @@ def list_(
         return
     from ddtree_ops.report.summary import table_lines
 
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (item.id, item.severity, "+".join(item.where), item.title, _origin(library, item.id))
         for item in chosen
     ]
-    styles = [("bold", _STYLES[item.severity], "", "", "dim") for item in chosen]
-    for line in table_lines(("ID", "SEVERITY", "WHERE", "TITLE", "ORIGIN"), rows, styles):
+    styles: list[tuple[str, ...]] = [("bold", _STYLES[item.severity], "", "", "dim") for item in chosen]
+    head: tuple[str, ...] = ("ID", "SEVERITY", "WHERE", "TITLE", "ORIGIN")
+    if out.is_terminal:
+        head, rows, styles = _narrow(out.width, head, rows, styles)
+    for line in table_lines(head, rows, styles):
         out.print(line, soft_wrap=True)
     own = sum(not library.shipped(item.id) for item in chosen)
     out.print(f"{count(len(chosen), 'signature')}, {own} of them your own", style="dim", markup=False)
+
+
+def _narrow(
+    width: int, head: tuple[str, ...], rows: Sequence[tuple[str, ...]], styles: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """A table whose lines fit a terminal: titles are cut, or left out where hardly one would be left."""
+    at = head.index("TITLE")
+    others = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    room = width - sum(others[:at]) - sum(others[at + 1 :]) - len(head)
+    if room < _SHORTEST:
+
+        def without(cells: tuple[str, ...]) -> tuple[str, ...]:
+            return (*cells[:at], *cells[at + 1 :])
+
+        return without(head), list(map(without, rows)), list(map(without, styles))
+    short = [
+        (
+            *cells[:at],
+            cells[at] if len(cells[at]) <= room else f"{cells[at][: room - 3]}...",
+            *cells[at + 1 :],
+        )
+        for cells in rows
+    ]
+    return head, short, list(styles)
 
 
 def _brief(library: Library, signature: Signature) -> dict[str, Any]:

@@ -133,6 +133,7 @@ class Deployment:
         self._unjudged: Facts | None = None
         self._last_run: str | None = None
         self._entries: list[Entry] | None = None
+        self._told: set[str] = set()
 
     # -- steps ---------------------------------------------------------------------------------------------
 
@@ -378,7 +379,15 @@ class Deployment:
             result, self.diagnosis = signatures(
                 self.session, self.target, invocation=self.invocation, patched=self.shipment.patched
             )
+            self._warn_of(self.diagnosis.left_out)
             self._judge([result])
+
+    def _warn_of(self, left_out: Sequence[str]) -> None:
+        """Wrong files of signatures, each told once."""
+        for text in left_out:
+            if text not in self._told:
+                self._told.add(text)
+                self.frame.say(self.frame.step, text)
 
     def start(self) -> None:
         """Start the unit as it is."""
@@ -507,6 +516,7 @@ class Deployment:
         """Explain the failed invocation from its journal."""
         from ddtree_ops.diagnose.api import diagnose
         from ddtree_ops.diagnose.facts import ServiceFacts
+        from ddtree_ops.diagnose.library import lenient_library
         from ddtree_ops.diagnose.lines import from_entries
 
         with self.frame.phase("diagnose"):
@@ -514,8 +524,16 @@ class Deployment:
                 self.frame.note = "systemd started nothing, so there is no journal of a run to explain"
                 return
             facts = ServiceFacts.of(self.target, patched=self.shipment.patched)
-            found = diagnose(from_entries(self._run_entries()), facts)
-            found = replace(found, source=self.target.name, invocation=self.invocation or "")
+            library, left_out = lenient_library()
+            self._warn_of(left_out)
+            found = diagnose(from_entries(self._run_entries()), facts, library=library)
+            found = replace(
+                found,
+                source=self.target.name,
+                invocation=self.invocation or "",
+                left_out=left_out,
+                notes=left_out,
+            )
             self.diagnosis = self._traced(found)
             self.frame.note = self.diagnosis.headline()
             if self.evidence is not None:
@@ -773,7 +791,11 @@ class Deployment:
         if self.diagnosis is not None and self.diagnosis.diagnoses:
             return self.diagnosis.headline()
         telling = [check for check in self.checks if check.name.startswith(("smoke", "signatures"))]
-        return "; ".join(check.summary for check in telling)[:500]
+        failure = self.frame.failure
+        if failure is None or any(check.verdict is not Verdict.PASS for check in telling):
+            return "; ".join(check.summary for check in telling)[:500]
+        loading = self.diagnosis.loading if self.diagnosis is not None else ""
+        return "; ".join(text for text in (failure.message, loading) if text)[:500]
 
     def _keep(self, results: Sequence[CheckResult]) -> None:
         """Add results to those of this run, without the values of secrets."""

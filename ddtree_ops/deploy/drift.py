@@ -674,7 +674,7 @@ def _record(should: Should, live: Live) -> Iterator[Finding]:
     if judged is not None and judged.good:
         return
     if judged is not None:
-        found = f"its validation ended with {judged.verdict}: {judged.summary[:160]}"
+        found = f"its validation ended with {judged.verdict}{f': {judged.summary[:160]}' if judged.summary else ''}"
     elif latest is not None and latest.good:
         found = "it was started again after the validation that passed, and nobody has validated this run"
     else:

@@ -35,7 +35,7 @@ from ddtree_ops.secret import redact
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.journal import parse_entries
 from ddtree_ops.service.layout import Layout
-from ddtree_ops.service.runs import RUN_MESSAGES, Chosen, Run, choose, parse_runs
+from ddtree_ops.service.runs import RUN_MESSAGES, Chosen, Run, choose, parse_runs, whole_id
 from ddtree_ops.service.state import parse_show
 from ddtree_ops.sizing import RUNNER_PATH
 
@@ -53,7 +53,10 @@ _YOUNG = timedelta(minutes=30)
 """A run that systemd began by itself and that is younger tells nothing yet: loading alone takes 10 to 20 minutes."""
 _SKEW = timedelta(seconds=2)
 _KNOWN = 3
-_LATE = re.compile(r"CUDA reports (?:this|errors|it) late")
+_STILL = "the server is loading"
+_LATE = re.compile(
+    r"CUDA reports (?:this|errors|it) late|CUDA error: |asynchronously reported|device-side assert"
+)
 _LONGEST = 16 << 20
 _SIGNATURE_FILES = {"ddtree-graph-size": (RUNNER_PATH,)}
 """Files a known failure comes from, where its traceback was not seen."""
@@ -85,15 +88,17 @@ def explain_run(
 
     Three or four round trips beside the journal itself, whatever the number of files.
 
-    :param invocation: ``current``, ``previous`` or an ``InvocationID``. ``current`` is the run that crashed where the
+    :param invocation: ``current``, ``previous``, an ``InvocationID`` or its first digits. ``current`` is the run that crashed where the
         unit failed, or where systemd restarted it a short while ago; the report's notes say so.
     :param given: ``KEY=VALUE`` facts that outweigh those of the inventory.
     :raises Inconclusive: there is no such run. :raises NotDeployed: there is no such unit.
-    :raises RemoteError: the host could not be asked.
+    :raises UsageError: ``invocation`` is no id, or begins none or several. :raises RemoteError: the host could not be asked.
     """
     layout = Layout.of(target)
     look = _look(session, target, layout)
     young = max(_YOUNG, _load_time(target))
+    if invocation not in ("current", "previous"):
+        invocation = whole_id(invocation, [run.id for run in look.runs])
     chosen = choose(look.runs, invocation, now=look.now, young=young, state=look.state)
     if chosen is None:
         UnitControl(session, target.service.unit).invocation(invocation)
@@ -116,8 +121,12 @@ def explain_run(
         until=None if chosen.until is None else chosen.until + _SKEW,
     )
     report = replace(report, invocation=chosen.run.id, notes=(*_notes(chosen), *report.notes))
+    if report.loading:
+        report = replace(report, loading=_loading(report, chosen, look))
     if report.verdict is Verdict.INCONCLUSIVE:
-        if report.searched.lines:
+        if report.loading.startswith(_STILL):
+            hint = f"follow it: ddtree-ops wait {target.name}"
+        elif report.searched.lines:
             hint = hint_for(report, target.name, target.service.unit)
         else:
             hint = _why_nothing(session, target, chosen, look)
@@ -163,6 +172,21 @@ def name_the_first_node(found: Sequence[tuple[Target, DiagnosisReport]]) -> list
             note = f"a peer was lost: {name}, a node of the same engine, failed first: {first.cause}"
             reports[number] = replace(report, notes=(*report.notes, note))
     return reports
+
+
+def _loading(report: DiagnosisReport, chosen: Chosen, look: _Look) -> str:
+    """The report's sentence about a load without an end, with what the unit and the history know of it."""
+    text = report.loading
+    run = chosen.run
+    runs = look.runs and look.runs[0].id == run.id and look.state.startswith(("active", "activating"))
+    if runs and chosen.until is None:
+        since = f" since {int((look.now - run.begin).total_seconds())} s" if run.begin else ""
+        text = f"{_STILL}{since} (last step seen: {report.step})"
+    judged = [item for item in look.history.activations if item.invocation == run.id and item.verdict]
+    if judged and not judged[-1].good and judged[-1].summary:
+        summary = judged[-1].summary.partition("; the log ends")[0]
+        text += f"; its validation ended with {judged[-1].verdict}: {redact(summary)[:160]}"
+    return text
 
 
 def _why_nothing(session: Session, target: Target, chosen: Chosen, look: _Look) -> str:
@@ -401,12 +425,16 @@ def trace_local(root: Diagnosis, target: Target | None) -> Trace:
     """The same for a log without its host: over a runtime that was built on this machine.
 
     It is traced where the traceback's lines stand just so in one built runtime, that of ``target`` first, and in no other
-    that reads the parameters differently; without a traceback only in that of ``target``. A graph that is sized for the
+    that reads the parameters differently; without a traceback nowhere. A graph that is sized for the
     draft is made by a runner without the patch: of the runtimes that fit only those that lack it count.
     """
     frames = _frames(root)
     if not _parameters(root) or len(files_for(frames, _SIGNATURE_FILES.get(root.signature, ()))) < 2:
         return Trace()
+    if not frames:
+        return Trace(
+            note="no trace of the parameters: there is no traceback in the log, whose lines would tell which source ran"
+        )
     bundles = _built(target)
     if not bundles:
         return Trace(
@@ -416,7 +444,7 @@ def trace_local(root: Diagnosis, target: Target | None) -> Trace:
     fitting: list[Bundle] = []
     for bundle in bundles:
         with contextlib.suppress(OpsError, OSError):  # a damaged bundle is none to trace in
-            if matching(frames, partial(_text_of, bundle)) or (bundle is own and not frames):
+            if matching(frames, partial(_text_of, bundle)):
                 fitting.append(bundle)
     if not fitting:
         return Trace(
@@ -490,6 +518,7 @@ def _frames(root: Diagnosis) -> tuple[Frame, ...]:
 
 def _parameters(root: Diagnosis) -> tuple[str, ...]:
     """Settings that the finding's numbers name; none where CUDA came late, for the frame need not be where it failed."""
-    if _LATE.search(root.explanation):
+    said = (root.explanation, *(line.text for line in root.evidence), *root.traceback)
+    if any(_LATE.search(text) for text in said):
         return ()
     return named_settings(root.explanation.partition("Settings known:")[0])[:2]

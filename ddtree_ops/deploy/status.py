@@ -200,7 +200,8 @@ class Status:
         if strangers:
             return f"the port is held by {strangers[0].describe()}"
         if self.judged is not None and not self.judged.good:
-            return f"its validation ended with {self.judged.verdict}: {redact(self.judged.summary)[:120]}"
+            why = f": {redact(self.judged.summary)[:120]}" if self.judged.summary else ""
+            return f"its validation ended with {self.judged.verdict}{why}"
         if self.ready == "loading":
             return f"still loading: {seen.loading}"
         if seen.http == 0:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SENTENCE = re.compile(r"(?<=[\w)\]'\"])\.\s+(?=[A-Z])")
 
-__all__ = ["DiagnosisReport", "Searched", "diagnose", "diagnose_stream", "merged"]
+__all__ = ["DiagnosisReport", "Searched", "diagnose", "diagnose_stream", "merged", "unread"]
 
 
 def _short(time: str) -> str:
@@ -54,20 +54,26 @@ class Searched:
 class DiagnosisReport:
     """What is wrong, root cause first.
 
-    :param verdict: fail with a fatal diagnosis; inconclusive without lines of the server, or where journald dropped
-        some; else pass, with degraded and request findings kept in ``diagnoses``.
+    :param verdict: fail with a fatal diagnosis; inconclusive without lines of the server, where journald dropped some,
+        where the input was cut off, or where the lines end while the server was loading; else pass, with degraded and
+        request findings kept in ``diagnoses``.
     :param consequences: what followed the failure; never a cause.
     :param facts: given facts with gaps filled from the log.
     :param stopped: the last life of the server in these lines was ended by a planned stop.
     :param ready: it said that it was ready (which alone is no proof).
     :param server: at least one line is unmistakably an SGLang server's.
+    :param loading: the lines end while the server was loading, in a sentence; empty where they do not. ``step`` is the
+        last step of that load that was seen.
+    :param truncated: how the input was cut off, in a sentence; empty where it is whole.
     :param figures: acceptance, throughput ... over the whole log; None where nobody counted.
     :param trace: way of the parameters that the root cause's numbers name.
     :param patch: whether the deployed runner holds the patch, and whether it is the one that ran, in a sentence.
     :param seen: where the root cause was seen before, in a sentence; empty where nobody looked.
+    :param left_out: files of signatures that were wrong and were not used, a sentence each; ``notes`` has them too.
     :param notes: what a reader must know: another run than asked for was explained, the input was cut off.
     :param source: host, file or ``-``.
     :param invocation: the run that was explained; empty for a file.
+    :param unread: the source could not be read at all.
     """
 
     verdict: Verdict
@@ -79,13 +85,18 @@ class DiagnosisReport:
     stopped: bool = False
     ready: bool = False
     server: bool = True
+    loading: str = ""
+    step: str = ""
+    truncated: str = ""
     figures: Figures | None = None
     trace: Trace = field(default_factory=Trace)
     patch: str = ""
     seen: str = ""
+    left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     source: str = ""
     invocation: str = ""
+    unread: bool = False
 
     @property
     def root(self) -> Diagnosis | None:
@@ -96,8 +107,14 @@ class DiagnosisReport:
         """One sentence."""
         root = self.root
         if root is None and self.verdict is Verdict.INCONCLUSIVE:
+            if self.unread:
+                return "there is nothing to judge by: it could not be read"
             if not self.searched.lines:
                 return "there is nothing to judge by: no lines were read"
+            if self.loading:
+                return self.loading
+            if self.truncated and self.server and not self.searched.suppressed:
+                return f"nothing fatal was found in {self.searched}, but the input is not whole: {self.truncated}"
             what = "" if self.server else "no line of an SGLang server among "
             return f"there is not enough to judge by: {what}{self.searched}"
         item = root or next(iter(self.diagnoses), None)
@@ -128,7 +145,7 @@ class DiagnosisReport:
                 "to": self.searched.end,
                 "suppressed": self.searched.suppressed,
                 "damaged": self.searched.damaged,
-                "sources": [self.source] if self.source else [],
+                "sources": [self.source] if self.source and not self.unread else [],
             },
             "facts": self.facts.to_json(),
             "figures": None if self.figures is None else self.figures.to_json(),
@@ -196,10 +213,11 @@ def diagnose(
     diagnoses.sort(key=lambda item: item.severity != "fatal")
     if any(item.severity == "fatal" for item in diagnoses):
         verdict = Verdict.FAIL
-    elif not found.process_lines or not found.server_lines or found.suppressed:
+    elif not found.process_lines or not found.server_lines or found.suppressed or found.loading:
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.PASS
+    step = (found.step.rstrip(". ") or "its arguments") if found.loading else ""
     return DiagnosisReport(
         verdict=verdict,
         diagnoses=tuple(diagnoses),
@@ -210,8 +228,14 @@ def diagnose(
         stopped=found.stopped,
         ready=found.ready,
         server=found.server_lines,
+        loading=_loading(step) if step else "",
+        step=step,
         figures=counted,
     )
+
+
+def _loading(step: str) -> str:
+    return f"the log ends while the server was loading (last step seen: {step}); whether it went on cannot be seen"
 
 
 def _counted(lines: Iterable[LogLine], feed: Callable[[str, str], None]) -> Iterator[LogLine]:
@@ -244,14 +268,15 @@ def diagnose_stream(
     sifted = sift(chunks, literals=known.literals(), tally=tally)
     report = diagnose(sifted, facts, library=known, figures=tally.figures)
     damaged = sifted.damaged
-    verdict = report.verdict
-    if damaged and verdict is Verdict.PASS:
-        verdict = Verdict.INCONCLUSIVE
     cut = sifted.truncated or chunks.truncated
+    verdict = report.verdict
+    if (damaged or cut) and verdict is Verdict.PASS:
+        verdict = Verdict.INCONCLUSIVE
     return replace(
         report,
         verdict=verdict,
         searched=replace(report.searched, lines=sifted.lines, damaged=damaged),
+        truncated=cut,
         notes=(*report.notes, *([f"the input is not whole: {cut}"] if cut else [])),
         source=source,
     )
@@ -267,11 +292,27 @@ def _moment(item: Mapping[str, Any]) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
+def unread(source: str, why: str) -> DiagnosisReport:
+    """The report of a source that could not be read: inconclusive, its note says why."""
+    return DiagnosisReport(
+        verdict=Verdict.INCONCLUSIVE,
+        diagnoses=(),
+        consequences=(),
+        searched=Searched(0, "", ""),
+        facts=ServiceFacts(),
+        server=False,
+        notes=(f"not read: {why}",),
+        source=source,
+        unread=True,
+    )
+
+
 def merged(reports: Sequence[DiagnosisReport]) -> dict[str, Any]:
     """One document of several reports, root cause first: of the fatal findings the one that was seen first.
 
     Facts and figures differ from source to source: the document has the facts that all share, and each source's own
-    document under ``sources``. One report is its own document. None at all is inconclusive.
+    document under ``sources``. One report is its own document. None at all is inconclusive, and so is one that could not
+    be read (:func:`unread`) beside others in which nothing fatal was found: the headline names it.
     """
     if len(reports) == 1:
         return {**reports[0].to_json(), "sources": []}
@@ -286,9 +327,16 @@ def merged(reports: Sequence[DiagnosisReport]) -> dict[str, Any]:
     searched = [document["searched"] for document in documents]
     shared = [document["facts"].items() for document in documents]
     names = [document["source"] for document in documents]
+    lost = [report.source for report in reports if report.unread]
+    if not diagnoses:
+        open_ones = [report.source for report in reports if report.verdict is Verdict.INCONCLUSIVE]
+        rest = [name for name in names if name not in lost]
+        first = next((name for name in open_ones if name not in lost), rest[0] if rest else "")
+        leading = next((document for document in documents if document["source"] == first), None)
     headline = (
         f"{first}: {leading['headline']}" if leading else "there is nothing to judge by: no source was read"
     )
+    headline += f"; could not be read: {', '.join(lost)}" if lost else ""
     return {
         "schema": 1,
         "source": "",
@@ -302,7 +350,7 @@ def merged(reports: Sequence[DiagnosisReport]) -> dict[str, Any]:
             "to": max((one["to"] for one in searched if one["to"]), default=""),
             "suppressed": sum(one["suppressed"] for one in searched),
             "damaged": sum(one["damaged"] for one in searched),
-            "sources": names,
+            "sources": [name for name in names if name not in lost],
         },
         "facts": {key: value for key, value in shared[0] if all((key, value) in other for other in shared)}
         if shared

@@ -45,6 +45,7 @@ __all__ = [
     "ServerArgs",
     "TextLine",
     "Traceback",
+    "parse_command",
     "parse_decode",
     "parse_events",
     "parse_phase",
@@ -377,6 +378,38 @@ def _nested(text: str, begin: int, end: int) -> tuple[str, str, int, bool] | Non
     return None
 
 
+_COMMAND = re.compile(
+    r"(?:\bsglang[./](?:[\w/]{1,40}/)?launch_server(?:\.py)?|\bsglang serve)(?=\s+[-\\\w./])"
+)
+_FLAG = re.compile(
+    r"--([a-z][a-z0-9-]{1,60})(?:=|\s+)('[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|[^\s'\"`\\-][^\s\"'`\\]{0,400})"
+)
+_SHORT_FLAGS = {
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "model": "model_path",
+    "speculative_algo": "speculative_algorithm",
+    "speculative_draft_model": "speculative_draft_model_path",
+}
+"""Other spellings of flags -> field of ``ServerArgs``."""
+
+
+def parse_command(text: str) -> dict[str, Any] | None:
+    """Fields of ``ServerArgs`` that a command line in ``text`` sets, or None where there is no such command.
+
+    Understood: ``python -m sglang.launch_server --tp 8 ...`` and ``sglang serve ...``; flags without a value are left out.
+    """
+    command = _COMMAND.search(text)
+    if command is None:
+        return None
+    values: dict[str, Any] = {}
+    for flag in _FLAG.finditer(text, command.end(), command.end() + 8000):
+        name = flag[1].replace("-", "_")
+        name = _SHORT_FLAGS.get(name, name)
+        values[name] = _value(name, flag[2])
+    return values
+
+
 def _json_arguments(text: str) -> dict[str, Any] | None:
     """The arguments in the JSON of ``/server_info``, or None if ``text`` is something else."""
     try:
@@ -487,6 +520,8 @@ class _Parser:
     def __init__(self) -> None:
         self.streams: dict[int | str | None, _Stream] = {}
         self.announced: dict[int | str | None, tuple[str, str, str]] = {}
+        self.under: dict[int | str | None, str] = {}
+        self.confirmed: set[int | str | None] = set()
         self.owned: set[str] = set()
         self.out: list[Event] = []
 
@@ -519,6 +554,8 @@ class _Parser:
             if own in self.owned or self._adopt(key, own, rank, body):
                 key, loose = own, True
         stream = self.streams.get(key)
+        if self.under and stream is not None and not stream.idle:
+            body, loose = self._under(key, body, loose)
         if (
             stream is not None
             and not stream.idle
@@ -565,6 +602,18 @@ class _Parser:
             return match[0].rstrip(), rank or f"TP{number}", body[match.end() :]
         named = _RANK.search(match[3])
         return f"pid {match[4]}", rank or (named[0] if named else ""), body[match.end() :]
+
+    def _under(self, key: int | str | None, body: str, loose: bool) -> tuple[str, bool]:
+        """A line without what a logger put before each line of the traceback that is open, if it has that."""
+        common = self.under.get(key)
+        if common is None or not body.startswith(common):
+            return body, loose
+        rest = body[len(common) :]
+        if rest.startswith('  File "'):
+            self.confirmed.add(key)
+        elif key not in self.confirmed:
+            return body, loose
+        return rest, True
 
     def _adopt(self, key: int | str | None, own: str, rank: str, body: str) -> bool:
         """A frame behind a prefix of its own: this log prefixes every line, the ranks are told apart by it."""
@@ -634,7 +683,7 @@ class _Parser:
                 return True
             self._fields(stream)
         if stream.native is not None:
-            if loose and not _heads(body) and stream.native.take(body):
+            if loose and not _heads(body) and stream.native.take(body, line.number, line.text):
                 stream.native.touched = index
                 return True
             self._close_native(stream)
@@ -727,6 +776,12 @@ class _Parser:
         indent = place if not header and "|" not in start and "+" not in start else 0
         boxed = header.endswith("Exception Group")
         header = header.removesuffix("Exception Group").strip(" |+\t")
+        if header and not boxed:
+            if len(self.under) >= _KEEP_STREAMS:
+                self.under.clear()
+                self.confirmed.clear()
+            self.under[key] = start
+            self.confirmed.discard(key)
         when = line.time or (prefix.time if prefix else "")
         before, before_time, before_rank = ("", "", "") if header else self.announced.get(key, ("", "", ""))
         head = Head(header, rank or before_rank, when or before_time, line.number, before)
@@ -804,7 +859,7 @@ class _Parser:
             return False
         time = line.time or self._time(line)
         native = NativeCollector(kind, rank, time, line.number, line.pid, index)
-        native.begin(body)
+        native.begin(body, line.text)
         if kind == "signal":
             self.out.append(native.record())
         else:

@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import floor, gcd
 from typing import Any
 
 from ddtree_ops.diagnose.events import Frame
@@ -126,7 +126,7 @@ def _graph_size(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence
             text += f" (or {'; '.join(others)})"
         text += " [from the numbers alone: the service's settings are not known]"
     elif facts.learned & {"block_size", "budget"}:
-        text += " [settings read from the log's server_args]"
+        text += " [settings read from the log]"
     host = facts.host or "HOST"
     if facts.patched is None:
         patch = f"the deployed runner most likely lacks patch 0001: check with ddtree-ops patch check {host}"
@@ -197,14 +197,44 @@ def _kernel_values(groups: Mapping[str, str]) -> Solution | None:
     )
 
 
+_ATTENTION_BYTES = {
+    106496: "extend_attention asked for as much in reports",
+    131072: "context_attention_fwd, which encodes pictures, asked for as much in reports",
+}
+"""Shared memory that attention kernels asked for in reports: sglang pull requests 14311, 17908, 27962."""
+
+
 def _kernel_limit(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
-    return None if not frames and int(groups["required"]) in _MOE_BYTES else _kernel_values(groups)
+    required = int(groups["required"])
+    if not frames and required in _MOE_BYTES:
+        return None
+    found = _kernel_values(groups)
+    if found is None:
+        return None
+    if frames:
+        kernel = "Triton's attention kernel was compiled for block sizes that need"
+        doubt = ""
+    else:
+        kernel = "A Triton kernel was compiled for block sizes that need"
+        seen = f" ({_ATTENTION_BYTES[required]})" if required in _ATTENTION_BYTES else ""
+        doubt = f"Which kernel is not known from this line alone; most often it is attention's{seen}: the traceback above it says."
+    trees = "yes" if (facts.algorithm or "").upper() == "DDTREE" else ""
+    return Solution({**found.values, "kernel": kernel, "doubt": doubt, "trees": trees and "a tree mask"})
 
 
 def _kernel_limit_moe(
     groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]
 ) -> Solution | None:
-    return _kernel_values(groups) if frames or int(groups["required"]) in _MOE_BYTES else None
+    found = _kernel_values(groups)
+    if found is None or not (frames or int(groups["required"]) in _MOE_BYTES):
+        return None
+    if frames:
+        return Solution({**found.values, "kernel": "The fused-MoE kernel's configuration needs", "doubt": ""})
+    doubt = (
+        "Which kernel is not known from this line alone; most often it is the fused-MoE kernel: its fp8 default for large "
+        "batches (blocks 128 x 256 x 128, 4 stages) needs just as much. The traceback above it says."
+    )
+    return Solution({**found.values, "kernel": "A Triton kernel's configuration needs", "doubt": doubt})
 
 
 def _kernel_limit_any(
@@ -212,6 +242,76 @@ def _kernel_limit_any(
 ) -> Solution | None:
     found = _kernel_values(groups)
     return Solution({**found.values, "place": _at(frames)}) if found else None
+
+
+_PLACES = (
+    "while the weights are loaded (mem-fraction-static plays no part: more GPUs or a smaller quantisation), while the KV pool "
+    "is made (lower mem-fraction-static), while graphs are captured (lower cuda-graph-max-bs) or in a step (lower "
+    "chunked-prefill-size or max-running-requests)"
+)
+
+
+def _oom_place(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    if frames:
+        return Solution(
+            {
+                "place": "Its frames are none of a load of weights, of the KV pool or of graph capture, so a step needed "
+                "more than the static pools leave.",
+                "fix": "lower mem-fraction-static, chunked-prefill-size or max-running-requests",
+            }
+        )
+    return Solution(
+        {
+            "place": f"This line alone does not say where it happened. There are four cases: {_PLACES}.",
+            "fix": "paste the traceback above it, whose frames tell the four cases apart",
+        }
+    )
+
+
+_UNITS = {"K": 2.0**-20, "M": 2.0**-10, "G": 1.0}
+
+
+def _gib(text: str) -> float | None:
+    found = re.fullmatch(r"([\d.]+) ([KMG])iB", text)
+    try:
+        return float(found[1]) * _UNITS[found[2]] if found else None
+    except ValueError:
+        return None
+
+
+def _pool_fraction(
+    groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]
+) -> Solution | None:
+    """The fraction less what was missing: a bound, as buffers after the one that failed were not asked for yet."""
+    size, free, total = (_gib(groups.get(name, "")) for name in ("size", "free", "total"))
+    fraction = facts.mem_fraction_static
+    if size is None or free is None or not total or not fraction or size <= free:
+        return Solution({"first": "", "missing": ""})
+    first = floor((fraction - (size - free) / total) * 100) / 100
+    if not 0 < first < fraction:
+        return Solution({"first": "", "missing": ""})
+    return Solution({"first": f"{first:.2f}", "missing": f"{size - free:.2f} GiB of {total:.2f} GiB"})
+
+
+def _suspect(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    if (facts.algorithm or "DDTREE").upper() != "DDTREE" or facts.budget is None:
+        return Solution({"suspect": ""})
+    if facts.patched:
+        text = (
+            f"The deployed runner sizes its buffers for the {facts.verify_tokens} tokens of budget {facts.budget} (patch 0001), "
+            "so these are not the first suspect."
+        )
+    else:
+        text = (
+            f"With budget {facts.budget} a mask or an index sized for block_size instead of {facts.verify_tokens} tokens is the "
+            "first suspect."
+        )
+    return Solution({"suspect": text})
+
+
+def _taken_port(groups: Mapping[str, str], facts: ServiceFacts, frames: Sequence[Frame]) -> Solution | None:
+    names = ("bound", "busy", "zmq", "store", "socket", "plain")
+    return Solution({"number": next((groups[name] for name in names if groups.get(name)), "")})
 
 
 _SERVER_NAME = re.compile(r"(?:python|sglang|sgl|pt_main|pt_scheduler)")
@@ -326,8 +426,18 @@ SOLVERS: dict[str, tuple[Solver, frozenset[str]]] = {
     "context-overflow": (_context_overflow, frozenset({"over", "limit"})),
     "hidden-width": (_hidden_width, frozenset({"ratio"})),
     "vocabulary": (_vocabulary, frozenset()),
-    "kernel-limit": (_kernel_limit, frozenset({"over", "limit_kib", "required_kib"})),
-    "kernel-limit-moe": (_kernel_limit_moe, frozenset({"over", "limit_kib", "required_kib"})),
+    "kernel-limit": (
+        _kernel_limit,
+        frozenset({"over", "limit_kib", "required_kib", "kernel", "doubt", "trees"}),
+    ),
+    "kernel-limit-moe": (
+        _kernel_limit_moe,
+        frozenset({"over", "limit_kib", "required_kib", "kernel", "doubt"}),
+    ),
+    "oom-place": (_oom_place, frozenset({"place", "fix"})),
+    "pool-fraction": (_pool_fraction, frozenset({"first", "missing"})),
+    "suspect": (_suspect, frozenset({"suspect"})),
+    "taken-port": (_taken_port, frozenset({"number"})),
     "kernel-limit-any": (_kernel_limit_any, frozenset({"over", "limit_kib", "required_kib", "place"})),
     "xid": (_xid, frozenset({"meaning", "fix", "who"})),
     "xid-after": (_xid_after, frozenset({"meaning", "fix", "who"})),

@@ -12,6 +12,7 @@ number of samples: no data, no finding. Pure.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -187,7 +188,7 @@ class Life:
     :param accept: ``accept len`` as printed -> decode lines with it.
     :param retractions: lines that say that requests were taken back for want of KV cache.
     :param pool_tokens: tokens the KV pool holds; ``context_len`` the longest request allowed.
-    :param available_gb: GPU memory left after the pool and the graphs, GB.
+    :param available_gb: GPU memory left after the pool and the graphs, GB; ``free_gb`` before the weights were loaded.
     :param graph_sizes: batch sizes with a captured graph.
     :param arguments: the ``ServerArgs`` dump it started with; empty where it was not logged.
     :param cached_tokens: prompt tokens found in the prefix cache, sampled; ``new_tokens`` computed.
@@ -213,6 +214,7 @@ class Life:
     pool_tokens: int | None = None
     context_len: int | None = None
     available_gb: float | None = None
+    free_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     ready: bool = False
@@ -407,6 +409,7 @@ _JOURNAL = re.compile(rb'__REALTIME_TIMESTAMP" ?: ?"(\d{13,19})"')
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)")
 _OTHER_RANK = re.compile(rb" [A-Z]+0*[1-9]\d*")
 _LIMIT = re.compile(rb"(max_total_num_tokens|context_len|available_gpu_mem)=(\d+(?:\.\d+)?)")
+_BEGIN = re.compile(rb"Load weight begin\. avail mem=(\d{1,6}(?:\.\d{1,6})?) GB")
 _NUMBER = re.compile(rb"\d+")
 _SIMULATE_VALUE = re.compile(rb"SIMULATE_ACC_LEN[\"']?\s{0,3}[=:]\s{0,3}[\"']?(-?\d{1,4}(?:\.\d{1,6})?)")
 _UNHEALTHY = re.compile(rb"/health(?:_generate)? HTTP/1\.[01]\\?\" 503")
@@ -602,6 +605,7 @@ class _Counts:
     retracted: int = 0
     pool_tokens: int | None = None
     limits: dict[str, float] = field(default_factory=dict)
+    free_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
     started: bool = False
@@ -639,6 +643,7 @@ class _Counts:
         self.accept.update(other.accept)
         if other.limits or other.pool_tokens:
             self.limits, self.pool_tokens = dict(other.limits), other.pool_tokens
+            self.free_gb = other.free_gb
         self.ready = self.ready or other.ready
         self.evidence.update(other.evidence)
 
@@ -665,6 +670,7 @@ class _Counts:
             pool_tokens=int(pool) if pool is not None else self.pool_tokens,
             context_len=int(context) if context is not None else None,
             available_gb=self.limits.get("available_gpu_mem"),
+            free_gb=self.free_gb,
             graph_sizes=self.graph_sizes,
             arguments=dict(self.arguments),
             ready=self.ready,
@@ -879,6 +885,8 @@ class Tally:
             if "limits" not in now.evidence:
                 now.evidence["limits"] = self._evidence(data, at, before)
             at = data.find(_LIMITS, at + 1)
+        if now.free_gb is None and (begin := _BEGIN.search(data)) is not None:
+            now.free_gb = float(begin[1])
         if now.pool_tokens is None and (at := data.find(_POOL)) >= 0:
             number = _NUMBER.match(data, at + len(_POOL))
             now.pool_tokens = int(number[0][:15]) if number else None
@@ -1169,6 +1177,18 @@ def _accept_decay(figures: Figures, facts: ServiceFacts) -> Solution | None:
     )
 
 
+_RESERVE_GB = 8.0
+"""GPU memory to leave free for activations, the upper end of what sglang's docs advise (hyperparameter tuning: 5-8 GB)."""
+
+
+def _raised(fraction: float | None, left: float | None, free: float | None) -> str:
+    """``mem_fraction_static`` with what was left over put into the pool, rounded down; empty where that is not known."""
+    if not fraction or left is None or not free or left >= free:
+        return ""
+    first = math.floor((fraction + (left - _RESERVE_GB) / free) * 100) / 100
+    return f"{first:.2f}" if fraction < first < 1 else ""
+
+
 def _kv_starved(figures: Figures, facts: ServiceFacts) -> Solution | None:
     life = figures.last
     pool = life.pool_tokens if life.pool_tokens is not None else facts.kv_tokens
@@ -1184,6 +1204,7 @@ def _kv_starved(figures: Figures, facts: ServiceFacts) -> Solution | None:
             "part": str(round(context / pool)),
             "fraction": "" if fraction is None else f"{fraction:.3g}",
             "left": "" if left is None or left < 4 else f"{left:g}",
+            "first": _raised(fraction, left, life.free_gb),
             "count": "1",
         }
     )
@@ -1371,7 +1392,7 @@ DETECTORS: dict[str, Detector] = {
     "accept-below-floor": _detector(_accept_below_floor, "mean floor lines"),
     "accept-decay": _detector(_accept_decay, "alone together percent lines"),
     "high-accept": _detector(_high_accept, "mean limit lines"),
-    "kv-starved": _detector(_kv_starved, "pool context part fraction left", "limits", "pool"),
+    "kv-starved": _detector(_kv_starved, "pool context part fraction left first", "limits", "pool"),
     "eager": _detector(_eager, "without fitting most why"),
     "throughput-decay": _detector(_throughput_decay, "before after at percent lines"),
     "queue-growing": _detector(_queue_growing, "first queued minutes running limit"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-__all__ = ["NAMES", "Form", "Piece", "Speaker", "detect", "entry_piece", "unwrap"]
+__all__ = ["NAMES", "WHEN", "Form", "Piece", "Speaker", "detect", "entry_piece", "unwrap"]
 
 Speaker = Literal["process", "systemd", "kernel"]
 
@@ -40,8 +40,10 @@ _SUPPRESSED = "a596d6fe7bfa4994828e72309e95d61e"
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)"
 _CONTAINER = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)")
+_BRACKETED = re.compile(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d))\](?: |$)")
+"""Jenkins' timestamps; SGLang's own have no zone."""
 _CRI = re.compile(r"(?:stdout|stderr) ([FP])(?::\S+)?(?: |$)")
-_WHEN = (
+WHEN = (
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?"
     rf"|{_STAMP}"
     r"|[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? [A-Z+\-\d:]{1,8}"
@@ -49,7 +51,7 @@ _WHEN = (
     r"|\[ {0,9}\d{1,9}\.\d{3,9}\])"
 )
 _SHORT = re.compile(
-    rf"({_WHEN}) ([^\s\[\]:|]{{1,255}}) (?:([^\s:\[\]][^:\[\]\n]{{0,120}}?|\([^()\s]{{1,80}}\))\[(\d{{1,10}})\]|(kernel)): ?"
+    rf"({WHEN}) ([^\s\[\]:|]{{1,255}}) (?:([^\s:\[\]][^:\[\]\n]{{0,120}}?|\([^()\s]{{1,80}}\))\[(\d{{1,10}})\]|(kernel)): ?"
 )
 _INNER = re.compile(r"\[ {0,9}\d{1,9}\.\d{3,9}\] ")
 _DMESG = re.compile(
@@ -174,7 +176,10 @@ def _peeled(line: str, form: Form, depth: int = 0) -> Piece:
     first = line[:1]
     if first == "[":
         if line.startswith("[20"):
-            return Piece(line)
+            found = _BRACKETED.match(line)
+            if found is None:
+                return Piece(line)
+            return _inner(line[found.end() :], form, depth, "timestamps", time=found[1])
         if line.startswith("[pod/") and (found := _POD.match(line)):
             name = found[1]
             return _inner(

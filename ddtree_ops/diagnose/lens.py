@@ -314,9 +314,16 @@ class _Frames:
 
     def __init__(self) -> None:
         self._of: dict[int | None, deque[Frame]] = {}
+        self.open: frozenset[int | None] = frozenset()
 
     def feed(self, record: Record) -> tuple[Frame, ...]:
         """The frames printed so far of the traceback that ``record`` goes on with or ends."""
+        found = self._feed(record)
+        if len(self.open) != len(self._of):
+            self.open = frozenset(self._of)
+        return found
+
+    def _feed(self, record: Record) -> tuple[Frame, ...]:
         frames = self._of.get(record.pid)
         if _TRACEBACK in record.text:
             if len(self._of) < _RANKS_KEPT or record.pid in self._of:
@@ -413,9 +420,28 @@ class Lens:
         if last is not None and (self.last is None or last > self.last):
             self.last = last
 
+    @property
+    def wants_more(self) -> bool:
+        """The next record must be given: it is context, or may go on with a traceback whose process is not known."""
+        return self._after > 0 or None in self.open_pids
+
+    @property
+    def open_pids(self) -> frozenset[int | None]:
+        """Processes whose traceback may go on; None: that of a file which does not name them."""
+        return self._frames.open
+
+    def skip(self) -> None:
+        """Records were left out that neither match nor are wanted."""
+        self._waiting.clear()
+        self._left_out = True
+
     def feed(self, record: Record) -> list[Shown]:
         """What is to be shown now: nothing, the record, or the record with what was before it."""
         self.count(record.time, record.time, 1)
+        return self.look(record)
+
+    def look(self, record: Record) -> list[Shown]:
+        """As :meth:`feed`, of a record that was, or will be, counted elsewhere."""
         if record.source != "process" and (dropped := _SUPPRESSED.match(record.text)):
             self.suppressed += int(dropped[1])
         query = self.query

@@ -31,6 +31,7 @@ from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.yaml_source import Document, Problem, display, load_model, suggestion
 from ddtree_ops.paths import config_dir
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.figures import Detector, Figures
@@ -47,6 +48,7 @@ __all__ = [
     "Where",
     "default_library",
     "explained",
+    "lenient_library",
     "load_library",
     "read_signature",
     "signature_files",
@@ -331,6 +333,10 @@ class Library:
             )
         )
 
+    def all_literals(self) -> tuple[str, ...]:
+        """Every text of which a line that any signature matches holds one."""
+        return tuple(sorted({literal for item in self.signatures for literal in item.literal}))
+
     def match(
         self, text: str, where: Where, facts: ServiceFacts | None = None, frames: Sequence[Frame] = ()
     ) -> Match | None:
@@ -418,6 +424,31 @@ def default_library(extra: Iterable[Path] = ()) -> Library:
     :raises ConfigError: a file is wrong, or a directory that is named does not exist.
     """
     return load_library(*user_directories(extra))
+
+
+def lenient_library(extra: Iterable[Path] = ()) -> tuple[Library, tuple[str, ...]]:
+    """The same where a user's wrong file must not judge a service: it is left out.
+
+    :returns: the library, and a sentence for each file or directory that was left out.
+    """
+    library, left_out = _shipped(), []
+    for directory in user_directories(extra):
+        try:
+            paths = signature_files(directory)
+        except ConfigError as error:
+            left_out.append(f"signatures were left out: {error.message}")
+            paths = sorted(directory.glob("*.yaml")) if directory.is_dir() else []
+        for path in paths:
+            try:
+                signature = read_signature(path)
+                library = library.extended([signature], {signature.id: path})
+            except ConfigError as error:
+                why = f"it has {count(len(error.details), 'problem')}" if error.details else error.message
+                name = shlex.quote(display(path))
+                left_out.append(
+                    f"your signature file {display(path)} was left out: {why} (ddtree-ops signatures test {name})"
+                )
+    return library, tuple(left_out)
 
 
 def load_library(*directories: Path) -> Library:

@@ -17,6 +17,7 @@ from ddtree_ops.diagnose.source import MAX_LINE, read_chunks
 
 __all__ = [
     "MAX_LINE",
+    "OTHERS",
     "EntryLike",
     "LogLine",
     "Reader",
@@ -99,7 +100,7 @@ def clean(text: str) -> list[str]:
     return [text]
 
 
-_OTHERS = re.compile(
+OTHERS = re.compile(
     r"(?:s?cron|crond|anacron|sshd(?:-session|-auth)?|sudo|su|login|agetty|systemd-[\w@.-]+|\(?sd-[\w-]+\)?|dbus[\w-]*|polkit\w*"
     r"|rsyslogd?|syslog-ng|NetworkManager|wpa_supplicant|dhclient|dhcpcd|chronyd|ntpd|snapd|packagekitd?|fwupd|udisksd"
     r"|multipathd|smartd|irqbalance|auditd|audit|postfix[\w/-]*|dockerd|containerd|kubelet|crio|accounts-daemon|gdm[\w-]*"
@@ -148,6 +149,16 @@ class Reader:
                     self._ours(piece)
 
     @property
+    def bare(self) -> bool:
+        """Lines are not quoted, indented or fenced as a whole."""
+        return self._bare
+
+    @property
+    def waits(self) -> bool:
+        """The end of a line that came in pieces is not there yet."""
+        return bool(self._open)
+
+    @property
     def servers(self) -> frozenset[str]:
         """Units (or identifiers) of which a line was unmistakably the server's."""
         return frozenset(self._servers)
@@ -155,7 +166,7 @@ class Reader:
     def line(self, raw: bytes, number: int) -> list[LogLine]:
         """What one line of the log (without its newline) gives: nothing, or one line or more."""
         text = raw.decode("utf-8", "replace").rstrip("\r\n")
-        if self._bare and (text[:1] == " " or text[:3] == "[20"):
+        if self._bare and (text[:1] == " " or (text[:3] == "[20" and text[11:12] != "T")):
             return [LogLine(part, number) for part in clean(text)]
         piece = unwrap(text, self.form)
         if piece is None:
@@ -197,7 +208,7 @@ class Reader:
         if piece.source == "systemd":
             return self._concerns(piece)
         key = piece.unit or piece.name
-        if _OTHERS.fullmatch(piece.name):
+        if OTHERS.fullmatch(piece.name):
             self._mixed = True
             return False
         if key in self._servers:
@@ -217,7 +228,7 @@ class Reader:
             return True
         if unit in self._servers:
             return True
-        if _OTHERS.fullmatch(unit.rpartition(".")[0]) or unit.startswith(
+        if OTHERS.fullmatch(unit.rpartition(".")[0]) or unit.startswith(
             ("user@", "session-", "apt-", "man-db", "getty@")
         ):
             self._mixed = True

@@ -24,6 +24,7 @@ from ddtree_ops.diagnose.events import (
     ServerArgs,
     TextLine,
     Traceback,
+    parse_command,
     parse_decode,
     parse_events,
     parse_phase,
@@ -35,7 +36,7 @@ from ddtree_ops.diagnose.explain import explain_sizes, tail
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.library import Library, Match, Severity, Where
 from ddtree_ops.diagnose.lines import LogLine, Source
-from ddtree_ops.diagnose.tracebacks import Kind, lone_exception
+from ddtree_ops.diagnose.tracebacks import MARK, Kind, lone_exception
 from ddtree_ops.secret import redact
 
 __all__ = ["DecodeSummary", "Diagnosis", "EvidenceLine", "Reduction", "fingerprint", "reduce_lines"]
@@ -117,6 +118,9 @@ class Reduction:
     """What was found in a run of lines; diagnoses root cause first.
 
     :param server_lines: at least one line is unmistakably an SGLang server's.
+    :param loading: the last life of the server began to load, and no line shows that it came to an end of that: it was
+        not ready, did no work, answered nothing and was not stopped.
+    :param step: the last step of that load that was seen; empty where none was.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -131,6 +135,8 @@ class Reduction:
     stopped: bool
     ready: bool
     decode: DecodeSummary
+    loading: bool = False
+    step: str = ""
 
 
 _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -205,6 +211,7 @@ class _Group:
     :param late: the text is CUDA's, which reports late.
     :param caught: a serving process logged it with a message of its own, so it went on unless something tells of an end.
     :param foreign: nothing about it says that it is an SGLang server's: it counts only among lines of one.
+    :param text: what was matched, with ``frames``; ``asked`` are the facts it was explained with.
     """
 
     signature: str
@@ -231,6 +238,9 @@ class _Group:
     caught: bool = False
     lived: bool = False
     last: str = ""
+    text: str = ""
+    frames: tuple[Frame, ...] = ()
+    asked: ServiceFacts | None = None
     count: int = 0
     ranks: set[str] = field(default_factory=set)
     voters: set[str] = field(default_factory=set)
@@ -328,6 +338,11 @@ _OF_PROGRAM = frozenset({13, 31, 43, 45})
 _SERVES = re.compile(r"(?:Prefill batch|Decode batch)|\"POST \S+ HTTP/1\.[01]\" 2\d\d")
 
 
+_OF_KERNEL = re.compile(
+    r"(?:kernel: )?(?:\[[^\]]{1,20}\] )?(?:Memory cgroup out|Out) of memory: Kill(?:ed)? process \d"
+)
+"""What the kernel says of a process that it ended, in a paste that lost the head of the line."""
+_COMMAND_LINES = 60
 _RESTART = 3
 """Mark of a life after which another start was announced."""
 
@@ -351,6 +366,9 @@ class _Reducer:
         self.stopping = False
         self.stopped = False
         self.ready = False
+        self.loading = False
+        self.typed: list[str] = []
+        self.typed_at = 0
         self.blocking = False
         self.crashed = False
         self.kernel_lines = 0
@@ -450,13 +468,14 @@ class _Reducer:
 
     def _reborn(self, number: int) -> None:
         self.starts.append(number)
-        self.stopping = self.stopped = self.ready = False
+        self.stopping = self.stopped = self.ready = self.loading = False
         self.step = ""
 
     def _stops(self, number: int) -> None:
         if not self.stopping:
             self.stop_at = number
         self.stopping = self.stopped = True
+        self.loading = False
 
     def known(
         self,
@@ -470,6 +489,7 @@ class _Reducer:
         where: Source = "process",
         text: str = "",
         frame: Frame | None = None,
+        frames: tuple[Frame, ...] = (),
         traceback: tuple[str, ...] = (),
         kind: Kind | None = None,
         doubtful: bool = False,
@@ -483,12 +503,15 @@ class _Reducer:
             "title": signature.title,
             "explanation": redact(match.explanation),
             "remedy": redact(match.remedy),
-            "role": signature.role,
-            "alone": signature.alone,
+            "role": "consequence" if kind == "signal" else signature.role,
+            "alone": signature.alone or kind == "signal",
             "traceback": traceback,
             "where": where,
             "kind": kind,
             "said": text[:300],
+            "text": text[:8000],
+            "frames": frames,
+            "asked": self.facts,
             "late": signature.severity == "fatal" and _CUDA.search(text) is not None,
         }
         key = fingerprint(signature.id, "", frame)
@@ -503,12 +526,17 @@ class _Reducer:
 
     def text(self, event: TextLine) -> None:
         line, body = event.line, event.body
-        source = line.source
+        source, asserted = line.source, False
+        if source == "process" and "Kill" in body and _OF_KERNEL.match(body):
+            source = "kernel"
         if source == "process":
             self.server(event)
+            if self.typed or "launch_server" in body or "sglang serve" in body:
+                self.command(body, line.number)
             if "CUDA_LAUNCH_BLOCKING" in body and _BLOCKING.search(body) and "onsider passing" not in body:
                 self.blocking = True
             if "ssertion" in body and (found := _ASSERTION.search(body)) is not None:
+                asserted = not found.start()
                 self.assertion(event, found)
         elif source == "systemd":
             self.manager(body, line.number)
@@ -517,15 +545,30 @@ class _Reducer:
         if "Suppressed " in body and (lost := _SUPPRESSED.search(body)):
             self.suppressed += int(lost[1])
         match = self.lookup(body, _WHERE[source])
-        if match is None and source == "process" and (lone := lone_exception(body)) is not None:
+        lone = lone_exception(body) if source == "process" else None
+        if match is None and lone is not None:
             match = self.library.match(f"{lone[0]}: {lone[1]}", "traceback", self.facts)
         if match is None or (match.signature.severity == "request" and match.signature.role == "wrapper"):
             return
         evidence = (EvidenceLine(line.number, _clip(line.text)),)
         self.known(
             match, line.number, event.time, event.rank, _voter(line.pid), evidence, where=source, text=body,
-            foreign=_FOREIGN[source].match(body) is not None,
+            foreign=lone is None and not asserted and _FOREIGN[source].match(body) is not None,
         )  # fmt: skip
+
+    def command(self, body: str, number: int) -> None:
+        """A line of a command that starts a server, as people paste it beside a log; it may go on in the next line."""
+        text = body.rstrip()
+        self.typed.append(text.removesuffix("\\"))
+        if text.endswith("\\") and len(self.typed) < _COMMAND_LINES:
+            return
+        values = parse_command(" ".join(self.typed))
+        self.typed.clear()
+        if values:
+            known = self.facts
+            self.facts = known.learn_arguments(values)
+            if self.facts != known:
+                self.typed_at = number
 
     def manager(self, body: str, number: int) -> None:
         """A line of systemd about the unit."""
@@ -556,6 +599,8 @@ class _Reducer:
 
     def server(self, event: TextLine) -> None:
         body = event.body
+        if self.loading and _ALIVE.search(body):
+            self.loading = False
         figures = parse_decode(event.line.text) if "Decode batch" in body else None
         if figures is not None:
             self.decode_lines += 1
@@ -575,7 +620,7 @@ class _Reducer:
             return
         kind = phase.kind
         if kind is PhaseKind.READY:
-            self.ready = True
+            self.ready, self.loading = True, False
         elif kind is PhaseKind.STOPPING:
             self._stops(event.line.number)
         elif kind is PhaseKind.STARTING_HTTP:
@@ -588,6 +633,7 @@ class _Reducer:
                 self.facts = self.facts.learn({"block_size": int(size[1])})
         if kind not in (PhaseKind.FAILED, PhaseKind.STOPPING, PhaseKind.READY) and not self.ready:
             self.step = phase.message[:120]
+            self.loading = self.loading or not self.stopping
 
     def arguments(self, event: ServerArgs) -> None:
         if not event.start:
@@ -601,6 +647,7 @@ class _Reducer:
             self._reborn(event.line.number)
         self.mark = 1
         self.stopping = self.stopped = self.ready = False
+        self.loading = True
         self.facts = self.given.learn_arguments(event.values)
 
     def traceback(self, record: Traceback) -> None:
@@ -643,6 +690,7 @@ class _Reducer:
                 _evidence(block, record),
                 text=block.text,
                 frame=_sglang_frame(block.frames) if record.sure else None,
+                frames=block.frames,
                 traceback=_reduced(block, record.sure),
                 kind=record.kind,
                 doubtful=not fatal,
@@ -724,13 +772,36 @@ class _Reducer:
     def unknown(self, record: Traceback, block: ExceptionBlock, fatal: bool, voter: str) -> None:
         frame = _sglang_frame(block.frames) if record.sure else None
         name = block.type or "a traceback that is cut off before its exception"
+        if record.kind == "build":
+            name = "a compiler's error"
         if name == "Fatal Python error":
             name = block.message.partition("\n")[0]
         where = f", raised in {_place(frame)}" if frame else ""
         if not record.sure:
             where = " (the lines of several ranks are mixed so that its place cannot be told)"
         said = _clip(block.line or name, 300).rstrip(". ")
-        text = f"{said}{where}: no signature explains it. "
+        remedy = (
+            "keep the journal of this invocation; search the message and the frame in the issues of sglang"
+        )
+        seen = [item.file for one in record.exceptions for item in one.frames]
+        if not block.type:
+            last = f" after its frame {_place(block.frames[-1])}" if block.frames and record.sure else ""
+            text = (
+                f"The traceback is cut off{last}: the line that names the error is not among what was read."
+            )
+            remedy = "paste what follows: the last line of the traceback has the error"
+        elif record.kind == "python" and seen and not any(_PARTS.search(file) for file in seen):
+            text = f"{said}{where}: no frame of the server is in it, so this is the script's own error. "
+            remedy = (
+                f"look at {_place(frame) if frame else 'that script'}; what the server itself says is in its own journal "
+                f"(ddtree-ops diagnose {self.facts.host or 'HOST'})"
+            )
+        else:
+            text = f"{said}{where}: no signature explains it. "
+            if record.kind == "build":
+                remedy = (
+                    "read the compiler's first error, and look for the command and the header that it names"
+                )
         text += explain_sizes(block.text, self.facts)
         make = {
             "severity": "fatal",
@@ -738,13 +809,15 @@ class _Reducer:
                 :200
             ],
             "explanation": text.strip(),
-            "remedy": "keep the journal of this invocation; search the message and the frame in the issues of sglang",
+            "remedy": remedy,
             "role": "consequence" if record.kind == "signal" else "cause",
             "alone": record.kind == "signal",
             "traceback": _reduced(block, record.sure),
             "where": "process",
             "kind": record.kind,
             "said": block.text[:300],
+            "text": block.text[:8000],
+            "asked": self.facts,
             "late": _CUDA.search(block.text) is not None,
             "foreign": not _ours(record, block),
             "caught": self.ready and not fatal and _CAUGHT.search(record.header or record.before) is not None,
@@ -800,6 +873,8 @@ class _Reducer:
                 roots.append(root)
             others += [g for g in groups if g.severity == "fatal" and g is not root]
         for group in roots:
+            if group.number < self.typed_at:
+                self._again(group)
             self._complete(group)
         merged = _merged(roots)
         self._earlier(merged)
@@ -827,12 +902,17 @@ class _Reducer:
         ]
         groups = _folded(groups)
         found = self.assertions.get(life, {})
-        if found and not any(g.late for g in groups if g.severity == "fatal"):
-            first = next(iter(found.values()))
+        first = next(iter(found.values()), None)
+        told = first is not None and any(
+            g.late or any(line.line == first.line.line for line in g.evidence)
+            for g in groups
+            if g.severity == "fatal"
+        )
+        if first is not None and not told:
             group = _Group(
                 signature="unknown",
                 severity="fatal",
-                title="unknown failure: a kernel's assertion",
+                title="an assertion in a CUDA kernel failed",
                 explanation=f"A CUDA kernel found a condition broken: {first.text}: no signature explains it.",
                 remedy="look up the kernel's line in the source; run once with CUDA_LAUNCH_BLOCKING=1",
                 print=fingerprint("device assertion", first.text, None),
@@ -898,6 +978,24 @@ class _Reducer:
                 group.evidence = [first.line, *kept][:_EVIDENCE]
         if more:
             group.explanation = " ".join([group.explanation.rstrip(), *more])
+
+    def _again(self, group: _Group) -> None:
+        """Explain with what a command told that stands below the failure."""
+        if group.asked is None:
+            return
+        if group.signature == "unknown":
+            before = explain_sizes(group.text, group.asked)
+            if before and group.explanation.endswith(before):
+                group.explanation = group.explanation.removesuffix(before) + explain_sizes(
+                    group.text, self.facts
+                )
+            return
+        places: tuple[Where, ...] = ("kernel",) if group.where == "kernel" else ("traceback", "log")
+        for where in places:
+            match = self.library.match(group.text, where, self.facts, group.frames)
+            if match is not None and match.signature.id == group.signature:
+                group.explanation, group.remedy = redact(match.explanation), redact(match.remedy)
+                return
 
     def _earlier(self, roots: Sequence[_Group]) -> None:
         """Name in the newest failure what earlier starts failed of."""
@@ -1008,7 +1106,17 @@ def _merged(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _evidence(block: ExceptionBlock, record: Traceback) -> tuple[EvidenceLine, ...]:
-    return (EvidenceLine(block.number or record.number, _clip(block.line or record.header)),)
+    """The lines of an exception as they were printed; the last frame where the traceback was cut off before it."""
+    if block.printed:
+        return tuple(EvidenceLine(number, _clip(text)) for number, text in block.printed)
+    number, text = block.number or record.number, block.line
+    if not text and block.frames and block.number:
+        frame = block.frames[-1]
+        text = f'File "{frame.file}", line {frame.line}' + (
+            f", in {frame.function}" if frame.function else ""
+        )
+    text = text or record.header or MARK
+    return (EvidenceLine(number, _clip(text)),)
 
 
 def _reduced(block: ExceptionBlock, sure: bool = True) -> tuple[str, ...]:
@@ -1086,4 +1194,6 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
         stopped=reducer.stopped,
         ready=reducer.ready,
         decode=reducer.decode(),
+        loading=reducer.loading,
+        step=reducer.step,
     )

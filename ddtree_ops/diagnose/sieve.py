@@ -18,7 +18,7 @@ import re2
 from ddtree_ops.diagnose.lines import LogLine, Reader, uncoloured
 from ddtree_ops.diagnose.source import MAX_LINE
 
-__all__ = ["EDGE", "TOKENS", "Counter", "Sifted", "sift"]
+__all__ = ["EDGE", "TOKENS", "Counter", "Sifted", "any_text", "sift"]
 
 EDGE = 64
 """Lines at the beginning and at the end of a log that are always read."""
@@ -89,6 +89,7 @@ _SINGLES = (
     *("watchdog", "Watchdog", "Warning:", "WARNING", "CRITICAL", "ERROR", "ncclInternal", "NCCL", "Signal "),
     *('"UNIT":', '"_TRANSPORT":"kernel"', '"_TRANSPORT": "kernel"', '"_LINE_BREAK"', '"source": "systemd"'),
     *('"MESSAGE":[', '"MESSAGE": [', '"MESSAGE":null', '"MESSAGE": null', '"source": "kernel"'),
+    *("launch_server", "sglang serve", "--speculative-"),
     *(" systemd[1]: ", " kernel: ", "init.scope[1]: ", "stdout P ", "stderr P "),
 )
 """Texts of a line that stands alone."""
@@ -141,8 +142,14 @@ def _either(text: str) -> str:
     return "".join(parts)
 
 
-def _any_of(given: Iterable[str]) -> bytes:
+def any_text(given: Iterable[str], *, escaped: bool = True) -> bytes:
+    """An RE2 pattern, in Latin-1, that finds any of the texts in raw lines (of several lines the longest).
+
+    :param escaped: also as JSON writes them.
+    """
     texts = {max(text.split("\n"), key=len) for text in given} - {""}
+    if not escaped:
+        return b"|".join(re2.escape(text.encode("utf-8")) for text in sorted(texts))
     return "|".join(map(_either, sorted(texts))).encode("latin-1")
 
 
@@ -161,8 +168,8 @@ class Sifted(Iterator[LogLine]):
         self.lines = 0
         self.parsed = 0
         self._chunks = chunks
-        self._hot = _compile(b"|".join((_any_of([*TOKENS, *literals]), _UNENDED, _DMESG)))
-        self._record = _compile(_any_of([*_RECORDS, *literals]))
+        self._hot = _compile(b"|".join((any_text([*TOKENS, *literals]), _UNENDED, _DMESG)))
+        self._record = _compile(any_text([*_RECORDS, *literals]))
         self._awaited = {"alive": _compile(_ALIVE), "serves": _compile(_SERVES), "prefix": _compile(_PREFIX)}
         self._tally = tally
         self._reader: Reader | None = None

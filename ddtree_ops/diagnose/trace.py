@@ -129,7 +129,9 @@ def matching(frames: Sequence[Frame], read: Read) -> bool | None:
 def trace_parameters(
     fields: Sequence[str], frames: Sequence[Frame], files: Sequence[str], read: Read
 ) -> list[TraceStep]:
-    """The way of each field from its flag to the place of the failure.
+    """The way of each field from its flag to the place of the failure: one whole chain after the other, no line twice.
+
+    A chain ends where it comes to a line of one before it, and that of the file that failed stands last.
 
     :param fields: of ``ServerArgs``, e.g. ``speculative_num_draft_tokens``.
     :param frames: of the failure, outermost first; the innermost within a file is shown as the last step.
@@ -138,20 +140,32 @@ def trace_parameters(
     """
     source = read(ARGS_PATH)
     parsed = {path: _parse(text) for path in files if path != ARGS_PATH and (text := read(path))}
-    steps: list[TraceStep] = []
-    followed: list[str] = []
+    chains: list[tuple[str, list[TraceStep]]] = []
     missing: list[tuple[str, str]] = []
     for name in fields:
         head = _definition(name, source) if source else []
         path = next((path for path, found in parsed.items() if name in found.reads), "")
         uses = _uses(name, path, parsed[path], frames) if path else []
         if uses:
-            steps += [*head, *uses]
-            followed.append(path)
+            if not head or head[0].step != "flag":
+                text = f"--{name.replace('_', '-')} (no such flag in this file)"
+                head = [TraceStep("flag", ARGS_PATH, 0, text), *head]
+            chains.append((path, [*head, *uses]))
         else:
             missing.append((name, head[0].text if head else f"--{name.replace('_', '-')}"))
-    if followed:
-        steps += _crash(frames, followed, read)
+    crash = _crash(frames, [path for path, _ in chains], read)
+    failed = crash[0].file if crash else ""
+    chains.sort(key=lambda chain: chain[0] == failed)
+    followed = [path for path, _ in chains]
+    steps: list[TraceStep] = []
+    seen = {(step.file, step.line) for step in crash}
+    for _, chain in chains:
+        for step in chain:
+            if step.line and (step.file, step.line) in seen:
+                break
+            seen.add((step.file, step.line))
+            steps.append(step)
+    steps += crash
     for name, flag in missing:
         place = followed[0] if followed else next(iter(parsed), "")
         if place:

@@ -63,6 +63,9 @@ class ExceptionBlock:
     :param message: text behind the colon, continuation lines included, CUDA's help lines left out.
     :param link: how it follows the one before: ``""`` (the first), ``"during"``, ``"cause"`` or ``"group"`` (a member
         of an exception group).
+    :param number: line number of the exception's own line; of the last frame where the traceback was cut off.
+    :param bare: ``type`` is a name of ours that stands nowhere in the log: the message is all that was printed.
+    :param printed: numbers and lines as they stood, where ``type: message`` is not how they were printed.
     """
 
     type: str
@@ -70,16 +73,22 @@ class ExceptionBlock:
     frames: tuple[Frame, ...]
     link: str = ""
     number: int = 0
+    bare: bool = False
+    printed: tuple[tuple[int, str], ...] = ()
 
     @property
     def text(self) -> str:
         """``type: message`` as Python prints it."""
+        if self.bare and self.message:
+            return self.message
         return f"{self.type}: {self.message}" if self.message else self.type
 
     @property
     def line(self) -> str:
         """The first line of :attr:`text` that says something: some messages begin with an empty line."""
         said = self.message.lstrip().partition("\n")[0]
+        if self.bare and said:
+            return said
         return f"{self.type}: {said}" if said else self.type
 
 
@@ -114,8 +123,8 @@ _EXCEPTION = re.compile(
     r"((?=[\w.]{0,200}[A-Z.])[A-Za-z_]\w{0,80}(?:\.[\w<>]{1,80}){0,16})(?::(?: (.*))?)?$", re.DOTALL
 )
 _LONE = re.compile(
-    r"((?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{0,60}?"
-    r"(?:(?:Error|Exception)[A-Za-z0-9]{0,40}|OutOfResources))(?:: (\S.*)|:?)$",
+    r"((?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Z]\w{0,60}?"
+    r"(?:(?:Error|Exception)[A-Za-z0-9]{0,40}|OutOfResources)|OutOfResources))(?:: (\S.*)|:?)$",
     re.DOTALL,
 )
 _STRICT = re.compile(r"(?:(?:[a-z_]\w{0,60}\.){1,12}[A-Z_]\w{0,60}|[A-Z]\w{0,60}(?:Error|Exception|Exit|Interrupt|Group"
@@ -123,7 +132,7 @@ _STRICT = re.compile(r"(?:(?:[a-z_]\w{0,60}\.){1,12}[A-Z_]\w{0,60}|[A-Z]\w{0,60}
 _UNRELATED = re.compile(
     r"(?:exit \d+$|/[^\s:]+:\d+: \w*Warning|<frozen \w|Multi-thread loading|Loading \w+ checkpoint|Capturing |INFO: |ERROR: "
     r"|WARNING: |\[Gloo\]|\[[A-Z]\d{4} \d\d:|[IWEF]\d{4} \d\d:|usage: |Process \S+:$|Exception ignored in"
-    r"|(?:Segmentation fault|Aborted)(?: \(core dumped\))?$|Downloading )"
+    r"|(?:Segmentation fault|Aborted)(?: \(core dumped\))?$|Killed$|Downloading )"
 )
 _HELP = re.compile(
     r"(?:CUDA|HIP) kernel errors might be|For debugging consider passing|Compile with `TORCH_USE_|Search for `cuda"
@@ -262,6 +271,7 @@ class Collector:
     type: str = ""
     message: list[str] = field(default_factory=list)
     at: int = 0
+    filed: int = 0
     files: deque[str] = field(default_factory=lambda: deque(maxlen=_KEEP_FRAMES))
     codes: deque[str] = field(default_factory=lambda: deque(maxlen=_KEEP_FRAMES))
     done: list[ExceptionBlock] = field(default_factory=list)
@@ -294,6 +304,7 @@ class Collector:
                     return self._more(body)
                 self.files.append(body)
                 self.codes.append("")
+                self.filed = number
                 return True
             if state == FRAMES:
                 return self._indented(body)
@@ -422,8 +433,9 @@ class Collector:
                 if (found := _frame(text, code))
             )
             text = "\n".join(self.message).rstrip()
-            self.done.append(ExceptionBlock(self.type, text, frames, self.link, self.at))
-        self.type, self.message, self.at = "", [], 0
+            number = self.at or (self.filed if frames else 0)
+            self.done.append(ExceptionBlock(self.type, text, frames, self.link, number))
+        self.type, self.message, self.at, self.filed = "", [], 0, 0
         self.files.clear()
         self.codes.clear()
 
@@ -514,9 +526,11 @@ class NativeCollector:
     blank: bool = False
     panic: bool = False
     taken: int = 0
+    printed: list[tuple[int, str]] = field(default_factory=list)
 
-    def begin(self, body: str) -> None:
-        """Read the first line."""
+    def begin(self, body: str, text: str = "") -> None:
+        """Read the first line; ``text`` is the line with its prefix."""
+        self.printed = [(self.number, text or body)]
         if self.kind == "build":
             self.type = (
                 body.partition(" ")[0].rstrip(":")
@@ -544,7 +558,7 @@ class NativeCollector:
             self.message = [match[2]] if match[2] else []
             self.place = Frame(match[3], int(match[4]), match[1])
 
-    def take(self, body: str) -> bool:
+    def take(self, body: str, number: int = 0, text: str = "") -> bool:
         """Add a line; False if the record ended before it."""
         self.taken += 1
         if self.kind == "signal" or self.taken > 4000:
@@ -556,6 +570,8 @@ class NativeCollector:
             return self.kind != "build"
         found = self._take(body)
         self.blank = False
+        if found and number and self.type != "Fatal Python error" and body.startswith("  what():"):
+            self.printed.append((number, text or body))
         return found
 
     def _take(self, body: str) -> bool:
@@ -620,6 +636,8 @@ class NativeCollector:
         if self.place is not None:
             frames.append(self.place)
         message = "\n".join(self.message).rstrip()
-        block = ExceptionBlock(self.type, message, tuple(frames), "", self.number)
+        block = ExceptionBlock(
+            self.type, message, tuple(frames), "", self.number, self.kind == "build", tuple(self.printed)
+        )
         blocks: Iterable[ExceptionBlock] = () if self.kind == "threads" else (block,)
         return Traceback("", self.rank, self.time, self.number, self.pid, tuple(blocks), "", self.kind)

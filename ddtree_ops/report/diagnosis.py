@@ -88,7 +88,11 @@ def _spans(text: Text) -> list[tuple[int, int, str]]:
 
 
 def _finding(page: _Page, item: Diagnosis, where: str, report: DiagnosisReport | None, verbose: bool) -> None:
-    ranks = f" on {count(len(item.ranks), 'rank')}" if len(item.ranks) > 1 else ""
+    ranks = (
+        f" on {len(item.ranks)} ranks"
+        if len(item.ranks) > 1
+        else "".join(f" on {rank}" for rank in item.ranks)
+    )
     times = f", {item.count} times" if report is None and item.count > 1 else ""
     title = (f"{item.signature}{ranks}{times}: {item.title}", _SEVERITY.get(item.severity, "bold"))
     page.say(Text.assemble((where, "bold cyan"), title))

@@ -21,6 +21,8 @@ __all__ = ["LogPrinter", "LogStats", "describe_search", "print_stats"]
 
 _STYLES = {"fatal": "bold red", "degraded": "yellow", "request": "yellow", "benign": "dim"}
 _AT_ONCE = 256
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
+"""Control characters would be the terminal's to obey."""
 
 
 class LogPrinter:
@@ -109,6 +111,7 @@ class LogPrinter:
         if self._styled:
             from rich.text import Text
 
+            parts = [(text.translate(_SHOWN), style) for text, style in parts]
             self._out.print(Text.assemble(*parts), soft_wrap=True)
         else:
             self._write("".join(text for text, _ in parts))

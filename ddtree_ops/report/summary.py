@@ -52,6 +52,8 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
         if result.diagnosis is not None and result.error is not None:
             if result.diagnosis.diagnoses:
                 print_diagnosis(console, result.diagnosis, host=result.host)
+            elif result.diagnosis.loading:
+                say(console, Text(f"{result.host}: {result.diagnosis.loading}"))
             else:
                 say(console, Text(f"{result.host}: no known cause stands in {result.diagnosis.searched}"))
     for result in results:

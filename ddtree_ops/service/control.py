@@ -611,14 +611,17 @@ class UnitControl:
         return tuple(name for name in found if name)
 
     def invocation(self, which: str) -> str | None:
-        """An invocation id from ``current``, ``previous``, ``all`` (None) or an id.
+        """An invocation id from ``current``, ``previous``, ``all`` (None), an id, or the first digits of one.
 
         :raises Inconclusive: there is no such run in systemd's memory or the journal.
+        :raises UsageError: it is no id, or begins that of no run, or of several.
         """
         if which == "all":
             return None
         if which not in {"current", "previous"}:
-            return which
+            from ddtree_ops.service.runs import whole_id
+
+            return which if len(which) == 32 else whole_id(which, self.invocations())
         known = self.invocations()
         place = 0 if which == "current" else 1
         if len(known) <= place:

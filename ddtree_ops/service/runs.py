@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 
+from ddtree_ops.errors import UsageError
 from ddtree_ops.service.journal import Entry, MessageId
 
-__all__ = ["RUN_MESSAGES", "Chosen", "Run", "choose", "parse_runs"]
+__all__ = ["RUN_MESSAGES", "Chosen", "Run", "choose", "parse_runs", "whole_id"]
 
 RUN_MESSAGES = (
     MessageId.STARTING,
@@ -25,6 +27,9 @@ RUN_MESSAGES = (
 """``MESSAGE_ID`` of the entries that :func:`parse_runs` needs."""
 
 _BACK = 4
+_SHOWN = 8
+_WHOLE = re.compile(r"[0-9a-f]{32}")
+_SHORT = re.compile(r"[0-9a-f]{6,31}")
 _RECENT = timedelta(days=1)
 """A crash that long ago, at most so many runs back, is worth a word where the newest run is sound."""
 _ENDS = frozenset({MessageId.EXITED, MessageId.FAILED, MessageId.SUCCEEDED, MessageId.STOPPED})
@@ -95,6 +100,29 @@ def parse_runs(entries: Iterable[Entry], current: str = "") -> tuple[Run, ...]:
         if not newest or newest[0].id != current:
             newest.insert(0, Run(current))
     return tuple(newest)
+
+
+def whole_id(text: str, known: Sequence[str]) -> str:
+    """The ``InvocationID`` that ``text`` is, or begins: six digits and more are enough where one known run has them.
+
+    :param known: ids of the runs that are known, newest first. An id of 32 digits need not be among them.
+    :raises UsageError: it is none, or begins none or several; the known runs are named.
+    """
+    wanted = text.lower().replace("-", "")
+    if _WHOLE.fullmatch(wanted):
+        return wanted
+    found = [name for name in known if name.startswith(wanted)] if _SHORT.fullmatch(wanted) else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        what = f"{len(found)} runs begin with {text!r}"
+    elif _SHORT.fullmatch(wanted):
+        what = f"no run that is known begins with {text!r}"
+    else:
+        what = f"{text!r} is not an invocation id: 32 hex digits, or the first six and more of them"
+    shown = ", ".join(name[:12] for name in (found or known)[:_SHOWN])
+    hint = f"runs that are known, newest first: {shown}" if shown else "no run is known here"
+    raise UsageError(what, hint=hint)
 
 
 def choose(

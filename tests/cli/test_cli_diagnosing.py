@@ -87,7 +87,7 @@ def test_what_is_known_of_the_service_of_a_log(typed, tmp_path: Path, options: l
     ended = typed("diagnose", str(log), *options)
     assert ended.code == 5
     assert said in ended.out
-    assert "not seen before here" in ended.out
+    assert "seen before" not in ended.out, "where a file was written nobody knows"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,16 @@ def test_what_cannot_be_known_is_refused(
         (["logs/of/one"], "nor is there a file logs/of/one", "has: one"),
         (["folder"], "the folder folder is no evidence: there is no journal.jsonl in it", "has: one"),
         (["./folder"], "./folder is a folder, and not one of evidence", "name the log files in it"),
+        (
+            ["there.log", "--invocation", "previous"],
+            "--invocation belongs to the journal of a host",
+            "name a host",
+        ),
+        (["there.log", "-l", "one"], "--limit belongs to the journal of a host", "name a host"),
+        (["kept/"], "no evidence", "has: one"),
+        (["./kept"], "not one of evidence", "./kept/a-20261130T000000Z ./kept/b-20261129T000000Z"),
+        (["full"], "for the logs in it type full/*", "has: one"),
+        ([sys.executable], "is no text", "name the log"),
         (["one.log"], "one.log: No such file or directory", ""),
         (["./one"], "./one: No such file or directory", ""),
         ([f"RuntimeError: {PASTE} {'x' * 5000}"], "is neither a host nor a file", "ddtree-ops diagnose -"),
@@ -133,6 +143,11 @@ def test_words_that_name_nothing_are_refused_before_anything_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "server.out").write_text(PASTE)
+    for name in ("a-20261130T000000Z", "b-20261129T000000Z"):
+        (tmp_path / "kept" / name).mkdir(parents=True)
+        (tmp_path / "kept" / name / "journal.jsonl").write_text("")
     (tmp_path / "there.log").write_text(PASTE)
     ended = typed("diagnose", *argv)
     assert (ended.code, ended.out) == (2, "")
@@ -168,10 +183,21 @@ def test_a_host_that_cannot_be_asked_stands_beside_a_log_in_one_document(
     crash = str(DATA / "logs" / "h200-oom-drafter-kv-pool.log")
     both = typed("diagnose", "one/a", crash, "--service", "a", "--json")
     found = documented(both.out)
-    assert (both.code, found["verdict"], found["source"]) == (4, "fail", crash)
+    assert (both.code, found["verdict"], found["searched"]["sources"]) == (4, "fail", [crash])
+    assert [(one["source"], one["verdict"]) for one in found["sources"]] == [
+        (crash, "fail"),
+        ("one/a", "inconclusive"),
+    ]
+    assert found["headline"].endswith("; could not be read: one/a")
     assert len(found["errors"]) == 1 and found["errors"][0].startswith("one: connect: ")
     none = documented(typed("diagnose", "one/a", "--json").out)
     assert (none["verdict"], none["searched"]["sources"], len(none["errors"])) == ("inconclusive", [], 1)
+    sound = str(DATA / "logs" / "h200-dflash.log")
+    half = typed("diagnose", sound, "one/a", "--service", "a", "--json")
+    read = documented(half.out)
+    assert (half.code, read["verdict"]) == (4, "inconclusive")
+    assert read["headline"].startswith(f"{sound}: nothing wrong was found in ")
+    assert "could not be read: one/a" in read["headline"] and "one/a: not read: " in read["notes"][0]
 
 
 def test_secrets_in_a_log_are_not_shown(typed, documented, tmp_path: Path) -> None:
@@ -197,6 +223,7 @@ def test_evidence_is_explained_by_its_folder_and_compressed_logs_as_they_are(typ
     assert document(typed("diagnose", str(packed), "--json"))["diagnoses"][0]["signature"] == "oom-kv-pool"
     packed.write_bytes(gzip.compress(raw)[:-200])
     cut = document(typed("diagnose", str(packed), "--json"))
+    assert cut["verdict"] in ("fail", "inconclusive")
     assert any("not whole" in note for note in cut["notes"])
     folder = tmp_path / "ct200-20261129T100000Z"
     folder.mkdir()
@@ -262,3 +289,48 @@ def test_a_terminal_without_utf8_gets_ascii() -> None:
     )  # fmt: skip
     assert done.returncode == 5
     assert done.stdout.decode("ascii").startswith(f"{log}: oom-kv-pool")
+
+
+LOADING = """\
+[2026-11-29 14:53:46] server_args=ServerArgs(model_path='/m', tp_size=2)
+[2026-11-29 14:53:53 TP0] Load weight begin. avail mem=94.20 GB
+Loading safetensors checkpoint shards:   0% Completed | 0/64 [00:00<?, ?it/s]
+"""
+
+
+def test_a_log_that_ends_while_loading_is_no_pass(typed, tmp_path: Path) -> None:
+    log = tmp_path / "hangs.log"
+    log.write_text(LOADING)
+    ended = typed("diagnose", str(log))
+    assert ended.code == 8
+    assert (
+        "the log ends while the server was loading (last step seen: weights 0/64); whether it went on cannot be seen"
+        in " ".join(ended.out.split())
+    )
+    for more in (
+        "[2026-11-29 15:01:00] The server is fired up and ready to roll!\n",
+        "[2026-11-29 15:01:00 TP0] Prefill batch, #new-seq: 1, #new-token: 7, #cached-token: 0\n",
+    ):
+        log.write_text(LOADING + more)
+        assert typed("diagnose", str(log)).code == 0
+        log.write_text(LOADING + more + LOADING)
+        assert typed("diagnose", str(log)).code == 8, "the last life counts"
+
+
+@pytest.mark.parametrize(
+    "command", [["deploy", "one/a"], ["smoke", "one/a"], ["wait", "one/a"], ["run", "check", "one/a"]]
+)
+def test_a_broken_signature_file_is_told_before_a_host_is_asked(
+    typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (tmp_path / "hosts.yaml").write_text(
+        INVENTORY.replace("address: 127.0.0.1", "address: 127.0.0.1, ssh: {port: 1}")
+    )
+    (tmp_path / "ddtree-ops" / "signatures").mkdir(parents=True)
+    (tmp_path / "ddtree-ops" / "signatures" / "mine.yaml").write_text("id: mine\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    ended = typed(*command)
+    assert ended.code == 78
+    assert "mine.yaml" in ended.err and "state: nothing was changed" in ended.err
+    assert typed("stop", "one/a").code == 4, "what has no use for them goes on"
+    assert typed("rollback", "one/a").code == 4

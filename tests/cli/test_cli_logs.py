@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--stats", "--lines", "5"], "--lines reads the end", "leave it out"),
         (["--grep", "("], "is not a regular expression", "add --fixed-strings"),
         (["--phase", "servin"], "did you mean", "write one of start"),
-        (["--rank", "3"], "'3' is no rank", "write TP3"),
+        (["--rank", "rank-3"], "'rank-3' is no rank", "write TP3"),
+        (["--since", "2h", "--until", "3h"], "--since is after --until", "--since 3h --until 2h"),
+        (["--limit", "one"], "--limit belongs to the journal", "leave it out"),
+        (["-x", "one"], "--exclude belongs to the journal", "leave it out"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_type(
@@ -274,3 +278,33 @@ def test_a_terminal_without_block_elements_gets_ascii(log: str) -> None:
     done = run("cat", log, "--stats", cwd=str(Path.cwd()), PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert b"    400 +" in done.stdout and done.stdout.isascii()
+
+
+def test_a_rank_of_digits_alone_is_a_tensor_rank(typed: Callable[..., Any], tmp_path: Path) -> None:
+    log = tmp_path / "ranks.log"
+    log.write_text("[2026-11-29 10:00:00 TP3] three\n[2026-11-29 10:00:01 TP1] one\n")
+    assert typed("logs", str(log), "--rank", "3").out == "[2026-11-29 10:00:00 TP3] three\n"
+
+
+def test_what_is_no_text_or_no_log_is_refused_in_words_of_this_command(
+    typed: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(range(256)) * 8)
+    told = typed("logs", str(tmp_path / "x.bin"))
+    assert (told.code, told.out) == (2, "") and "is no text" in told.err
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "x.bin", "x.log")
+    told = typed("logs", str(tmp_path / "a.tgz"))
+    assert told.code == 2 and "ddtree-ops logs -" in told.err and "diagnose" not in told.err
+
+
+def test_control_characters_are_shown_to_a_terminal_and_not_obeyed(tmp_path: Path) -> None:
+    log = tmp_path / "odd.log"
+    log.write_bytes("[2026-11-29 10:00:00] a\x01b\x9b31mc\x0ed\n".encode())
+    done = subprocess.run(
+        [sys.executable, "-m", "ddtree_ops", "logs", str(log)], capture_output=True, check=True, text=True,
+        env={**os.environ, "FORCE_COLOR": "1"},
+    )  # fmt: skip
+    shown = re.sub("\x1b\\[[0-9;]*m", "", done.stdout)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+    assert "b" in shown and "d" in shown

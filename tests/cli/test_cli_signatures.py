@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -83,7 +92,8 @@ def test_show(own: Path) -> None:
     shown = call("show", "ddtree-graph-size").stdout
     for part in (
         "fatal",
-        "pattern  size of tensor a",
+        "  pattern  ",
+        "size of tensor a",
         "solver   graph-size",
         "origin   shipped",
         "block_size 8, budget 32",
@@ -190,3 +200,25 @@ def test_against_a_log_without_it(own: Path) -> None:
 def test_against_wants_one_file_and_a_log(own: Path) -> None:
     assert "wants one signature file, there are 0" in refusal("test", "--against", "server.log", code=2)
     assert "nowhere.log cannot be read" in refusal("test", "own", "--against", "nowhere.log", code=2)
+
+
+@pytest.mark.parametrize(("width", "titles"), [(72, False), (80, True)])
+def test_no_row_of_the_list_is_wider_than_the_terminal(width: int, titles: bool) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    client = subprocess.Popen(
+        [sys.executable, "-m", "ddtree_ops", "signatures", "list"],
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm", "NO_COLOR": "1"},
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # the terminal is gone with the client
+        while piece := os.read(ours, 65536):
+            said += piece
+    os.close(ours)
+    assert client.wait(30) == 0
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", line.rstrip()) for line in said.decode().splitlines()]
+    assert len(lines) == len(load_library().signatures) + 2
+    assert max(map(len, lines)) <= width
+    assert ("TITLE" in lines[0]) == titles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,12 @@ def test_every_line_is_counted_though_few_are_parsed() -> None:
     found = diagnose_stream(text)
     assert found.searched.lines == text.count(b"\n")
     assert found.figures is not None and found.figures.overall.decode_lines == text.count(b"Decode batch")
+
+
+def test_an_input_that_is_cut_off_is_no_pass() -> None:
+    packed = gzip.compress((DATA / "logs" / "h200-dflash.log").read_bytes())
+    assert diagnose_stream(packed).verdict is Verdict.PASS
+    found = diagnose_stream(packed[:-400])
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "but the input is not whole: the gzip data ends in the middle" in found.headline()
+    assert diagnose_stream(gzip.compress(CRASHED)[:-10]).verdict is Verdict.FAIL

@@ -24,10 +24,12 @@ from ddtree_ops.diagnose import (
     parse_server_args,
     read_log,
 )
-from ddtree_ops.diagnose.events import Frame, ServerArgs, TextLine, Traceback, root_block
+from ddtree_ops.diagnose.events import Frame, ServerArgs, TextLine, Traceback, parse_command, root_block
 from ddtree_ops.diagnose.lines import MAX_LINE, clean
+from ddtree_ops.secret import MASK
 
 DATA = Path(__file__).parents[1] / "data"
+MARKED = "Traceback (most recent call last):"
 
 
 @pytest.mark.parametrize(
@@ -459,3 +461,63 @@ def test_a_traceback_cut_at_either_end_is_one_record(limit: int) -> None:
     assert found.exceptions[0].text == "ValueError: rank 0 of 8 at 0x7f000"
     found = record_of("\n".join(record(0)[: min(limit, 6)]))
     assert found.header == "Scheduler hit an exception:"
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["ERROR 03-02 10:11:12 [core.py:700] ", "(Worker pid=301) ERROR 03-02 10:11:12 [core.py:700] ", "E | "],
+)
+def test_a_traceback_under_what_a_logger_puts_before_each_line(head: str) -> None:
+    lines = [
+        MARKED,
+        '  File "/opt/vllm/core.py", line 7, in run',
+        "    load()",
+        '  File "/opt/vllm/linear.py", line 9, in create_weights',
+        "RuntimeError: first",
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        MARKED,
+        '  File "/opt/vllm/core.py", line 12, in main',
+        "ValueError: second",
+    ]
+    found = record_of("\n".join(head + line for line in lines) + "\nINFO: something else\n")
+    assert [block.text for block in found.exceptions] == ["RuntimeError: first", "ValueError: second"]
+    assert [frame.function for frame in found.exceptions[0].frames] == ["run", "create_weights"]
+    assert found.exceptions[0].frames[0].code == "load()"
+    assert found.exceptions[1].link == "cause"
+
+
+def test_a_header_that_is_repeated_is_no_prefix() -> None:
+    text = f'Scheduler hit an exception: {MARKED}\n  File "/opt/sglang/a.py", line 1, in f\nKeyError: 1\n'
+    records = [event for event in parse_events(read_log((text * 2).encode())) if isinstance(event, Traceback)]
+    assert [record.header for record in records] == ["Scheduler hit an exception:"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (
+            "python3 -m sglang.launch_server --model-path /srv/m --tp 8 --speculative-ddtree-budget=32 --trust-remote-code --mem-fraction-static 0.8",
+            {"model_path": "/srv/m", "tp_size": 8, "speculative_ddtree_budget": 32, "mem_fraction_static": 0.8},
+        ),
+        ("`sglang serve --model 'a b' --port 30000`", {"model_path": "a b", "port": 30000}),
+        ("/opt/rel/sglang/launch_server.py --enable-metrics --tensor-parallel-size 4", {"tp_size": 4}),
+        ("sglang serve --api-key sk-secret-secret", {"api_key": MASK}),
+    ],
+)  # fmt: skip
+def test_a_command_that_starts_a_server(text: str, values: dict[str, object]) -> None:
+    assert parse_command(text) == values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "launch_server.py: error: unrecognized arguments: --tp 8",
+        "usage: sglang serve [-h] [--tp TP]",
+        "python -m vllm.entrypoints.openai.api_server --port 1",
+        "process.cmdline()=['python3', '-m', 'sglang.launch_server', '--tp', '8']",
+    ],
+)
+def test_no_command(text: str) -> None:
+    assert parse_command(text) is None

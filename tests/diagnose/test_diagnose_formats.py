@@ -341,3 +341,11 @@ def test_unwrap_says_nothing_for_a_fence() -> None:
     form = detect(["```", LOG[0], "```"])
     assert form.fenced
     assert unwrap("```", form) is None
+
+
+@pytest.mark.parametrize("stamp", ["[2026-03-02T10:11:12.123Z] ", "[2026-03-02T10:11:12+01:00] "])
+def test_stamps_in_brackets_before_a_line_leave_its_rank(stamp: str) -> None:
+    texts = ["[2026-03-02 10:11:12 TP3] Scheduler hit an exception: no", '  File "/x/a.py", line 3, in f', ""]
+    lines = list(read_log("\n".join(stamp + text for text in texts).encode()))
+    assert [line.text for line in lines] == texts
+    assert {line.time for line in lines} == {stamp.strip("[] ")}

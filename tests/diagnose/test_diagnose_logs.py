@@ -19,7 +19,7 @@ from ddtree_ops.service.journal import parse_entries
 DATA = Path(__file__).parents[1] / "data"
 CORPUS = Path(__file__).parents[2].parent / "shared/corpus"
 
-FAIL, PASS = Verdict.FAIL, Verdict.PASS
+FAIL, PASS, INCONCLUSIVE = Verdict.FAIL, Verdict.PASS, Verdict.INCONCLUSIVE
 SCENARIOS: dict[str, tuple[Verdict, list[str]]] = {
     "apikey": (PASS, []),
     "badflag": (FAIL, ["bad-flag"]),
@@ -38,7 +38,7 @@ SCENARIOS: dict[str, tuple[Verdict, list[str]]] = {
     "porttaken": (FAIL, ["port"]),
     "stopsched": (PASS, ["detok"]),
     "term": (PASS, []),
-    "term_loading": (PASS, []),
+    "term_loading": (INCONCLUSIVE, []),
     "termbusy": (PASS, []),
     "termgroup": (PASS, []),
     "venv2_plain": (PASS, []),
@@ -66,6 +66,10 @@ JOURNALS: dict[str, tuple[Verdict, list[str]]] = {
 }
 
 
+SHORTENED = {"cpu-term_loading.log": (PASS, [])}
+"""Without the lines of the load that its whole recording ends in."""
+
+
 def check(report: DiagnosisReport, expected: tuple[Verdict, list[str]]) -> None:
     assert [item.signature for item in report.diagnoses] == expected[1], report.headline()
     assert report.verdict is expected[0]
@@ -78,6 +82,8 @@ def journal(path: Path) -> Iterator[LogLine]:
 
 def expected_of(name: str) -> tuple[Verdict, list[str]]:
     host, _, scenario = name.removesuffix(".log").partition("-")
+    if name in SHORTENED:
+        return SHORTENED[name]
     if host == "cpu" and scenario in SCENARIOS:
         return SCENARIOS[scenario]
     return WHOLE[f"sglang-0.5.11-{host}/{scenario}.log"]

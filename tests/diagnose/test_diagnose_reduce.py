@@ -456,3 +456,79 @@ def test_a_tie_keeps_both_exceptions(seed: int, burst: int) -> None:
     report = report_of(shuffled(traces, random.Random(seed), burst))
     said = {item.traceback[-1] for item in (*report.diagnoses, *report.consequences) if item.traceback}
     assert said == {TRACES[name][-1] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("text", "evidence"),
+    [
+        ("ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'", [1]),
+        ("terminate called after throwing an instance of 'c10::Error'\n  what():  something odd happened", [1, 2]),
+        ('/tmp/x.cu(12): error: identifier "foo" is undefined', [1]),
+        ("[2026-11-29 14:53:24 TP0] Fatal Python error: Aborted", [1]),
+        (f'{MARK}\n  File "/opt/sglang/a.py", line 3, in f\n    g()\n  File "/opt/sglang/b.py", line 4, in g', [4]),
+        (f'  {MARK}\n    File "/opt/sglang/a.py", line 3, in f\n  RuntimeError: odd', [3]),
+    ],
+)  # fmt: skip
+def test_evidence_is_what_stands_in_the_log(text: str, evidence: list[int]) -> None:
+    lines = text.split("\n")
+    root = report_of(text).root
+    assert root is not None
+    assert [item.line for item in root.evidence] == evidence
+    assert all(item.text and item.text.strip() in lines[item.line - 1] for item in root.evidence)
+
+
+def test_a_kernels_assertion_is_told_once() -> None:
+    line = "/x/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [33,0,0] Assertion `a < b` failed."
+    report = report_of([line, line.replace("33", "34")])
+    assert [item.signature for item in report.diagnoses] == ["device-assert"] and not report.consequences
+
+
+def test_a_line_in_backquotes_is_quoted_unless_it_is_an_exception() -> None:
+    said = "OutOfResources: out of resource: shared memory, Required: 106496, Hardware limit: 101376. See `num_stages`."
+    assert report_of(said).root is not None
+    assert report_of(f"I saw `{said}` yesterday").root is None
+
+
+COMMAND = "python -m sglang.launch_server --tp 8 --speculative-algorithm DDTREE --speculative-ddtree-budget 32 --speculative-num-draft-tokens 8"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_settings_of_a_command_beside_the_log(first: bool) -> None:
+    trace = f"""[2026-11-29 14:53:24 TP3] Scheduler hit an exception: {MARK}
+  File "/opt/sglang/srt/model_executor/cuda_graph_runner.py", line 9, in replay_prepare
+    self.mask.copy_(mask)
+RuntimeError: The size of tensor a (24) must match the size of tensor b (99) at non-singleton dimension 0
+[2026-11-29 14:53:25] Received sigquit from a child process."""
+    report = report_of(f"{COMMAND}\n{trace}" if first else f"{trace}\n{COMMAND}")
+    assert report.root is not None
+    assert "24 = 3 x block_size 8, 99 = 3 x (budget 32 + 1)" in report.root.explanation
+    assert report.facts.learned >= {"block_size", "budget", "tensor_parallel", "algorithm"}
+
+
+def test_what_no_signature_explains_is_read_again_with_a_later_command() -> None:
+    text = f"""[2026-11-29 14:53:24 TP3] Scheduler hit an exception: {MARK}
+  File "/opt/sglang/srt/layers/x.py", line 9, in f
+RuntimeError: Expected size 8 but got size 33
+"""
+    alone, together = report_of(text).root, report_of(f"{text}\n{COMMAND}").root
+    assert alone is not None and together is not None
+    assert "budget + 1" not in alone.explanation
+    assert "(budget + 1) 33" in together.explanation
+
+
+def test_the_servers_own_arguments_go_before_a_command() -> None:
+    dump = "[2026-11-29 14:53:00] server_args=ServerArgs(model_path='/m', tp_size=2)"
+    report = report_of([dump, COMMAND])
+    assert (report.facts.tensor_parallel, report.facts.budget) == (2, 32)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: User-specified context_length (9) is greater than the derived context_length (8). This may lead to CUDA errors.",
+        "torch.SomeError: This may lead to incorrect outputs or CUDA errors.",
+    ],
+)
+def test_a_word_about_cuda_errors_is_none(text: str) -> None:
+    root = report_of(text).root
+    assert root is not None and "late" not in root.explanation

@@ -120,7 +120,6 @@ def test_a_parameter_is_followed_in_the_file_that_failed() -> None:
     assert found == [
         ("flag", "server_args.py", 12),
         ("field", "server_args.py", 3),
-        ("use", "some_backend.py", 3),
         ("crash", "some_backend.py", 3),
     ]
 
@@ -168,3 +167,38 @@ def test_frames_of_a_printed_traceback() -> None:
     assert (one.file, one.line, one.function, one.code) == ("/srv/current/sglang/srt/a.py", 7, "one", "call(")
     assert (two.line, two.function, two.code) == (9, "", "")
     assert files_for([one, two], ["sglang/srt/b.py"]) == (ARGS_PATH, "sglang/srt/a.py", "sglang/srt/b.py")
+
+
+def test_chains_are_whole_stand_apart_and_share_no_line() -> None:
+    runner = dedent(
+        """
+        class R:
+            def __init__(self, server_args):
+                self.draft = server_args.speculative_num_draft_tokens
+                self.pages = server_args.page_size
+                self.size = self.draft * self.pages
+                self.total = self.size + self.size
+
+            def replay(self):
+                copy(self.total)
+        """
+    ).lstrip()
+    frames = [frame(runner, "copy", "replay")]
+    found = steps(tree(runner), frames, ("speculative_num_draft_tokens", "page_size"))
+    places = [(file, line) for _, file, line in found]
+    assert len(places) == len(set(places))
+    kinds = [kind for kind, _, _ in found]
+    starts = [number for number, kind in enumerate(kinds) if kind == "flag"]
+    assert kinds[0] == "flag" and len(starts) == 2 and kinds[-1] == "crash"
+    assert [kinds[number + 1] for number in starts] == ["field", "field"]
+    of_pages = [line for _, file, line in found[starts[1] :] if file == "cuda_graph_runner.py"]
+    assert line_of(runner, "self.draft") not in of_pages and line_of(runner, "self.pages") in of_pages
+
+
+def test_a_field_without_its_flag_begins_no_chain() -> None:
+    arguments = ARGUMENTS.replace('    parser.add_argument("--page-size", type=int, default=1)\n', "")
+    runner = "class R:\n    def f(self, a):\n        self.x = a.server_args.page_size\n"
+    sources = {ARGS_PATH: arguments, RUNNER: runner}
+    found = trace_parameters(("page_size",), [], (ARGS_PATH, RUNNER), sources.get)
+    assert [(step.step, step.line) for step in found] == [("flag", 0), ("field", 3), ("use", 3)]
+    assert found[0].text == "--page-size (no such flag in this file)"

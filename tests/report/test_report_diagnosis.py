@@ -52,7 +52,7 @@ def shown(report: DiagnosisReport, *, encoding: str = "utf-8", **more) -> list[s
 def test_the_one_sentence_comes_first_and_what_follows_is_in_order(report: DiagnosisReport) -> None:
     lines = shown(report, host="ct200")
     starts = [
-        "ct200: ddtree-graph-size: ", "  note: another run …", "  8 = 1 x block_size 8, 33 = 1 x (budget 32 + 1)",
+        "ct200: ddtree-graph-size on TP0: ", "  note: another run …", "  8 = 1 x block_size 8, 33 = 1 x (budget 32 + 1)",
         "  trace, read in release abc:", "       server_args.py:5405  --speculative", "    -> runner.py:63",
         "    -> runner.py:117", "    !! --budget", "  patch: it lacks", "  remedy: ", "  not seen before here", "    line 5: ",
         "  then: ",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_ops.errors import UsageError
 from ddtree_ops.service.journal import parse_entries
-from ddtree_ops.service.runs import RUN_MESSAGES, Run, choose, parse_runs
+from ddtree_ops.service.runs import RUN_MESSAGES, Run, choose, parse_runs, whole_id
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "journal"
 NOW = datetime(2026, 11, 29, 15, 0, tzinfo=UTC)
@@ -117,3 +118,28 @@ def test_a_loop_of_crashes_is_counted_and_what_systemd_does_about_it_is_said(sta
     assert chosen is not None and chosen.run == last and chosen.note.endswith(said)
     once = choose((last,), "current", now=NOW, young=YOUNG, state="failed failed")
     assert once is not None and once.note.endswith("failed at 2026-11-29 14:52:00Z")
+
+
+IDS = ("b214324bcdf8" + "0" * 20, "b21432ffffff" + "1" * 20, "c" * 32)
+
+
+def test_a_run_is_named_by_the_first_digits_of_its_id() -> None:
+    assert whole_id("b214324bcdf8", IDS) == IDS[0]
+    assert whole_id("B214324BCDF8", IDS) == IDS[0]
+    assert whole_id("cccccc", IDS) == IDS[2]
+    assert whole_id("d" * 32, IDS) == "d" * 32, "systemd may have forgotten it, and the journal not"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("b21432", "2 runs begin with 'b21432'", "b214324bcdf8, b21432ffffff"),
+        ("ddddddd", "no run that is known begins with", "b214324bcdf8, b21432ffffff, cccccccccccc"),
+        ("ccccc", "the first six", "cccccccccccc"),
+        ("last", "is not an invocation id", "cccccccccccc"),
+    ],
+)
+def test_what_names_no_run_is_refused_with_those_that_are_known(text: str, said: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        whole_id(text, IDS)
+    assert hint in refused.value.hint
