@@ -38,7 +38,6 @@ __all__ = [
     "parse_phases",
     "parse_rank",
     "record_of",
-    "records_of_entries",
     "records_of_lines",
 ]
 
@@ -76,12 +75,6 @@ class Record:
     def prefixed(self) -> bool:
         """The line begins with SGLang's time."""
         return self.text.startswith("[") and self.prefix[1] is not self.text
-
-
-def records_of_entries(entries: Iterable[Entry]) -> Iterator[Record]:
-    """Journal entries as they are, one record each."""
-    for number, entry in enumerate(entries, 1):
-        yield record_of(entry, number)
 
 
 def record_of(entry: Entry, number: int) -> Record:

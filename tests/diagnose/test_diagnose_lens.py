@@ -21,7 +21,7 @@ from ddtree_ops.diagnose.lens import (
     newest,
     parse_phases,
     parse_rank,
-    records_of_entries,
+    record_of,
     records_of_lines,
 )
 from ddtree_ops.diagnose.library import load_library
@@ -148,7 +148,10 @@ LOADED = ["start", "weights", "kv-cache", "start", "weights", "kv-cache", "warm-
 def test_the_life_of_real_starts_under_systemd(name: str, end: str) -> None:
     """Target and drafter load one after the other; what follows a planned stop is no failure."""
     raw = (DATA / "journal" / f"{name}.json").read_bytes()
-    assert phases(records_of_entries(parse_entries([raw]))) == [*LOADED, end]
+    assert phases(record_of(entry, number) for number, entry in enumerate(parse_entries([raw]), 1)) == [
+        *LOADED,
+        end,
+    ]
 
 
 @pytest.mark.parametrize(
