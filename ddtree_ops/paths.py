@@ -5,10 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["INVENTORY_BY_OPTION", "cache_dir", "config_dir", "lab_dir", "shipped", "state_dir"]
+__all__ = [
+    "INVENTORY_BY_OPTION",
+    "SIGNATURES",
+    "cache_dir",
+    "config_dir",
+    "lab_dir",
+    "shipped",
+    "signature_directories",
+    "state_dir",
+]
 
 INVENTORY_BY_OPTION = "_DDTREE_OPS_INVENTORY_BY_OPTION"
 """Variable that tells that ``$DDTREE_OPS_INVENTORY`` was not set by the user, but by ``-i`` before the command."""
+SIGNATURES = "DDTREE_OPS_SIGNATURES"
+"""Variable that names directories of a user's own signatures, separated as in ``PATH``."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -42,3 +53,10 @@ def shipped(kind: str) -> Path:
         if (root / kind).is_dir() and (root != _PACKAGE.parent or (root / "pyproject.toml").is_file()):
             return root / kind
     raise FileNotFoundError(f"{kind}: not found beside the package; reinstall ddtree-ops")
+
+
+def signature_directories() -> tuple[Path, ...]:
+    """Where a user's own signatures are looked for: the configuration, if it has some, and ``$DDTREE_OPS_SIGNATURES``."""
+    own = config_dir() / "signatures"
+    named = [Path(part).expanduser() for part in os.environ.get(SIGNATURES, "").split(os.pathsep) if part]
+    return (*((own,) if own.is_dir() else ()), *named)

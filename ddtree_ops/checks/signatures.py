@@ -45,14 +45,15 @@ def signatures(
     """Scan what the processes and systemd wrote in one run of the unit.
 
     A verdict of ``pass`` means that there were lines, none was lost, and none is fatal: no entry at all, messages that
-    journald suppressed and entries that cannot be read are inconclusive.
+    journald suppressed and entries that cannot be read are inconclusive. Whether the server got ready other checks judge.
 
     :param invocation: an ``InvocationID``, or ``current`` or ``previous``.
     :param patched: whether the deployed runner is known to hold patch 0001.
     :raises Inconclusive: ``current`` or ``previous`` names no run that is known.
     """
     host, unit = target.host.name, target.service.unit
-    found = scan(session, target, invocation=invocation, facts=ServiceFacts.of(target, patched=patched))
+    facts = ServiceFacts.of(target, patched=patched)
+    found = scan(session, target, invocation=invocation, facts=facts, served=True)
     result = found.as_check(host=host)
     if found.left_out:
         result = replace(result, facts={**result.facts, "left_out": list(found.left_out)})
@@ -76,6 +77,7 @@ def scan(
     library: Library | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    served: bool = False,
 ) -> DiagnosisReport:
     """Diagnose the journal of one run as it arrives; memory does not grow with its length.
 
@@ -83,6 +85,7 @@ def scan(
     :param until: when it was over; None: it runs, or that is not known.
     :param library: left out: the shipped signatures and the user's own. A wrong file of the user's judges no service: it
         is left out, and the report's notes say so.
+    :param served: somebody else has seen that the server got ready.
     :raises Inconclusive: ``current`` or ``previous`` names no run that is known.
     """
     left_out: tuple[str, ...] = ()
@@ -97,7 +100,7 @@ def scan(
         kernel=since is not None,
         deadline=_READING_S,
     )
-    found = diagnose_stream(journal, facts, library=library, source=target.name)
+    found = diagnose_stream(journal, facts, library=library, source=target.name, served=served)
     return replace(found, left_out=left_out, notes=(*found.notes, *left_out)) if left_out else found
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError
+from ddtree_ops.paths import signature_directories
 from ddtree_ops.report.output import Output
 from ddtree_ops.secret import masked
 
@@ -408,10 +409,13 @@ def check_signatures() -> None:
 
     :raises ConfigError: a file is wrong.
     """
-    from ddtree_ops.diagnose.library import read_signature, signature_files, user_directories
+    directories = signature_directories()
+    if not directories:
+        return
+    from ddtree_ops.diagnose.library import read_signature, signature_files
 
     try:
-        for directory in user_directories():
+        for directory in directories:
             for path in signature_files(directory):
                 read_signature(path)
     except ConfigError as error:

@@ -119,6 +119,7 @@ def explain_run(
         library=library,
         since=chosen.run.begin,
         until=None if chosen.until is None else chosen.until + _SKEW,
+        served=target.node is not None and target.node.rank > 0,
     )
     report = replace(report, invocation=chosen.run.id, notes=(*_notes(chosen), *report.notes))
     if report.loading:

@@ -192,12 +192,14 @@ def diagnose(
     *,
     library: Library | None = None,
     figures: Callable[[], Figures] | None = None,
+    served: bool = False,
 ) -> DiagnosisReport:
     """Diagnose a run of lines. One pass over ``lines``; memory does not grow with their number.
 
     :param facts: what is known of the service; gaps are filled from the log itself.
     :param library: other signatures than the shipped ones and the user's own.
     :param figures: asked after the last line, where somebody else has counted all lines; left out: counted here.
+    :param served: somebody else has seen that the server got ready; nodes that are not the head never say so.
     :raises ConfigError: a signature file is wrong.
     """
     from ddtree_ops.diagnose.figures import Tally, findings
@@ -207,17 +209,18 @@ def diagnose(
         tally = Tally()
         figures, lines = tally.figures, _counted(lines, tally.feed_text)
     found = reduce_lines(lines, facts or ServiceFacts(), known)
+    loading = found.loading and not served
     counted = figures()
     skip = {item.signature for item in found.diagnoses}
     diagnoses = [*found.diagnoses, *findings(counted, found.facts, known, skip=skip)]
     diagnoses.sort(key=lambda item: item.severity != "fatal")
     if any(item.severity == "fatal" for item in diagnoses):
         verdict = Verdict.FAIL
-    elif not found.process_lines or not found.server_lines or found.suppressed or found.loading:
+    elif not found.process_lines or not found.server_lines or found.suppressed or loading:
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.PASS
-    step = (found.step.rstrip(". ") or "its arguments") if found.loading else ""
+    step = (found.step.rstrip(". ") or "its arguments") if loading else ""
     return DiagnosisReport(
         verdict=verdict,
         diagnoses=tuple(diagnoses),
@@ -251,11 +254,13 @@ def diagnose_stream(
     *,
     library: Library | None = None,
     source: str = "",
+    served: bool = False,
 ) -> DiagnosisReport:
     """Diagnose the bytes of a log in any wrapping, compressed or not; memory does not grow with their number.
 
     :param stream: a file opened for bytes, its content, or pieces as they come (``journalctl -o json``).
     :param source: what it is called in the report.
+    :param served: as :func:`diagnose` has it.
     :raises ConfigError: a signature file is wrong. :raises OSError: it cannot be read.
     """
     from ddtree_ops.diagnose.figures import Tally
@@ -266,7 +271,7 @@ def diagnose_stream(
     tally = Tally()
     chunks = read_chunks(stream)
     sifted = sift(chunks, literals=known.literals(), tally=tally)
-    report = diagnose(sifted, facts, library=known, figures=tally.figures)
+    report = diagnose(sifted, facts, library=known, figures=tally.figures, served=served)
     damaged = sifted.damaged
     cut = sifted.truncated or chunks.truncated
     verdict = report.verdict

@@ -13,7 +13,6 @@ of its own.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -30,7 +29,7 @@ from ddtree_ops.diagnose.explain import SOLVERS, Solution, fill, template_fields
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.yaml_source import Document, Problem, display, load_model, suggestion
-from ddtree_ops.paths import config_dir
+from ddtree_ops.paths import signature_directories
 from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DIRECTORY",
-    "VARIABLE",
     "Example",
     "Library",
     "Match",
@@ -52,7 +50,6 @@ __all__ = [
     "load_library",
     "read_signature",
     "signature_files",
-    "user_directories",
 ]
 
 Where = Literal["traceback", "log", "systemd", "kernel", "metrics"]
@@ -60,8 +57,6 @@ Severity = Literal["fatal", "degraded", "request", "benign"]
 Role = Literal["cause", "wrapper", "consequence"]
 
 DIRECTORY = Path(__file__).parent / "signatures"
-VARIABLE = "DDTREE_OPS_SIGNATURES"
-"""Environment variable: directories of signatures, separated as in ``PATH``."""
 _TEXTUAL: tuple[Where, ...] = ("traceback", "log", "systemd", "kernel")
 _FACTS = frozenset(item.name for item in fields(ServiceFacts) if item.name != "learned") | {"verify_tokens"}
 _LIMIT = 20_000
@@ -411,19 +406,12 @@ def signature_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.yaml"))
 
 
-def user_directories(extra: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """Where a user's own signatures are looked for: the configuration, ``$DDTREE_OPS_SIGNATURES``, ``extra``."""
-    own = config_dir() / "signatures"
-    named = [Path(part).expanduser() for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
-    return (*((own,) if own.is_dir() else ()), *named, *extra)
-
-
 def default_library(extra: Iterable[Path] = ()) -> Library:
     """The shipped signatures and the user's own; a later directory replaces what an earlier one has under the same id.
 
     :raises ConfigError: a file is wrong, or a directory that is named does not exist.
     """
-    return load_library(*user_directories(extra))
+    return load_library(*signature_directories(), *extra)
 
 
 def lenient_library(extra: Iterable[Path] = ()) -> tuple[Library, tuple[str, ...]]:
@@ -432,7 +420,7 @@ def lenient_library(extra: Iterable[Path] = ()) -> tuple[Library, tuple[str, ...
     :returns: the library, and a sentence for each file or directory that was left out.
     """
     library, left_out = _shipped(), []
-    for directory in user_directories(extra):
+    for directory in (*signature_directories(), *extra):
         try:
             paths = signature_files(directory)
         except ConfigError as error:

@@ -46,3 +46,13 @@ def test_an_input_that_is_cut_off_is_no_pass() -> None:
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "but the input is not whole: the gzip data ends in the middle" in found.headline()
     assert diagnose_stream(gzip.compress(CRASHED)[:-10]).verdict is Verdict.FAIL
+
+
+def test_who_knows_that_the_server_got_ready_is_believed() -> None:
+    """Of one engine over several hosts only the head says that it is ready."""
+    log = (
+        b"[2026-11-29 10:00:00 TP8] Load weight begin. avail mem=93.90 GB\n"
+        b"[2026-11-29 10:00:09 TP8] Load weight end. elapsed=9.00 s, type=M, avail mem=21.30 GB\n"
+    )
+    assert diagnose_stream(log).verdict is Verdict.INCONCLUSIVE
+    assert diagnose_stream(log, served=True).verdict is Verdict.PASS

@@ -16,7 +16,6 @@ from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.figures import DETECTORS
 from ddtree_ops.diagnose.library import (
     DIRECTORY,
-    VARIABLE,
     Library,
     Signature,
     default_library,
@@ -25,7 +24,7 @@ from ddtree_ops.diagnose.library import (
 )
 from ddtree_ops.diagnose.trials import try_signature
 from ddtree_ops.errors import ConfigError
-from ddtree_ops.paths import config_dir
+from ddtree_ops.paths import SIGNATURES, config_dir
 
 LIBRARY = load_library()
 COMMANDS = typer.main.get_command(app)
@@ -208,18 +207,18 @@ def test_a_user_replaces_a_shipped_one(tmp_path: Path) -> None:
 
 def test_where_own_signatures_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SIGNATURES, raising=False)
     assert default_library() is load_library()
     write(config_dir() / "signatures", "a.yaml", GOOD.format(id="a", explanation="of the configuration"))
     first = write(tmp_path / "1", "a.yaml", GOOD.format(id="a", explanation="of the first"))
     second = write(tmp_path / "2", "b.yaml", GOOD.format(id="b", explanation="of the second"))
     option = write(tmp_path / "3", "b.yaml", GOOD.format(id="b", explanation="of the option"))
     assert default_library()["a"].explanation == "of the configuration"
-    monkeypatch.setenv(VARIABLE, f"{first}{os.pathsep}{second}")
+    monkeypatch.setenv(SIGNATURES, f"{first}{os.pathsep}{second}")
     library = default_library()
     assert (library["a"].explanation, library["b"].explanation) == ("of the first", "of the second")
     assert default_library([option])["b"].explanation == "of the option"
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(SIGNATURES, str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="is not a directory of signatures"):
         default_library()
 
