@@ -26,7 +26,8 @@ _READING_S = 900.0
 def prepare() -> threading.Thread:
     """Load what a scan needs, in the background: for who waits for something else meanwhile.
 
-    A signature file of the user that is wrong is left for the scan to tell of.
+    A signature file of the user that is wrong is left for the scan to tell of. The thread is waited for when the program
+    ends: one that is inside RE2 then would abort it.
     """
 
     def load() -> None:
@@ -34,7 +35,7 @@ def prepare() -> threading.Thread:
 
         diagnose_stream(b"", library=lenient_library()[0])
 
-    thread = threading.Thread(target=load, name="signatures", daemon=True)
+    thread = threading.Thread(target=load, name="signatures")
     thread.start()
     return thread
 

@@ -310,8 +310,10 @@ class Deployment:
         """Follow the start until the engine is ready, or ends."""
         if self.settled:
             return
+        from ddtree_ops.checks.signatures import prepare
         from ddtree_ops.checks.wait import StartFailed, wait_ready
 
+        prepare()
         self.worth_explaining = True
         with self.frame.phase("wait"):
             try:

@@ -45,6 +45,14 @@ def last(done: subprocess.CompletedProcess[str]) -> str:
 # --- hosts that are up -------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def lab(lab):
+    """Clean hosts, whatever the tests before left on them."""
+    for name in list(lab.hosts):
+        lab.reset(name)
+    return lab
+
+
 @pytest.mark.lab
 def test_both_hosts_run_systemd_and_answer_strict_ssh(lab) -> None:
     assert list(lab.hosts) == ["ct200", "b300"]
