@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from hypothesis import settings
 from pydantic import BaseModel, Field
 
 from ddtree_ops import lab as lab_hosts
@@ -21,6 +22,9 @@ from ddtree_ops.paths import cache_dir
 from ddtree_ops.report.typed import remember_inventory
 
 ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_ops.checks.readiness import PHASES, Failed, Outcome, Readiness, Ready, TimedOut, Waiting, duration
@@ -155,7 +155,6 @@ LINES = st.sampled_from([line for line in log_lines("h200-dflash.log") if line.s
 )
 
 
-@settings(deadline=None)
 @given(st.lists(LINES, max_size=60))
 def test_any_order_of_lines_is_monotone_and_never_ready_without_the_word(lines: list[str]) -> None:
     machine = Readiness(2700, 600, 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_ops.checks.textquality import judge_text
@@ -28,7 +28,6 @@ def test_case(path: Path) -> None:
         assert not found.ok
 
 
-@settings(deadline=None)
 @given(st.none() | st.text(max_size=300), st.integers(0, 200), st.booleans())
 def test_judges_anything(text: str | None, tokens: int, loops: bool) -> None:
     found = judge_text(text, completion_tokens=tokens, loops=loops)
@@ -36,7 +35,6 @@ def test_judges_anything(text: str | None, tokens: int, loops: bool) -> None:
     assert "\n" not in (found.reason or "")
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="abcdefgh ,", min_size=1, max_size=12), st.integers(20, 60))
 def test_whatever_is_repeated_often_is_a_loop(piece: str, times: int) -> None:
     if piece.strip():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_ops.deploy.history import History, new_activation
@@ -160,7 +160,6 @@ OBSERVED = st.builds(
 
 
 @given(OBSERVED)
-@settings(deadline=None)
 def test_a_host_on_which_a_plan_was_applied_has_nothing_left_to_change(observed):
     """Every kind of change does what it says, one after the other; nothing else is touched."""
     plan = make_plan(WISH, observed)

@@ -127,7 +127,7 @@ def tallied(chunks: Iterable[bytes]) -> Figures:
     return tally.figures()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LINES, st.lists(st.integers(0, 12000), max_size=8), st.booleans())
 def test_any_cut_into_chunks_or_lines_gives_the_same(
     lines: list[str], cuts: list[int], newline: bool
@@ -143,7 +143,7 @@ def test_any_cut_into_chunks_or_lines_gives_the_same(
     assert tally.figures() == tally.figures()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LINES, st.integers(0, 60))
 def test_figures_can_be_asked_for_in_between(lines: list[str], at: int) -> None:
     tally, other = Tally(), Tally()
@@ -175,7 +175,7 @@ WRAPPINGS = {
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lines=LINES)
 def test_wrappings_do_not_matter(wrapping: str, lines: list[str]) -> None:
     plain = tallied(["".join(f"{line}\n" for line in lines).encode()])
@@ -307,7 +307,7 @@ def test_a_line_without_end_is_bounded() -> None:
     assert (figures.lines, figures.last.decode_lines) == (2, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=4000))
 def test_any_bytes(data: bytes) -> None:
     for junk in (data, b"[2026-03-02 10:00:00] Decode batch, " + data, b"server_args=ServerArgs(" + data):

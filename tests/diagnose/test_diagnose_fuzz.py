@@ -30,7 +30,7 @@ def judged(data: bytes) -> DiagnosisReport | None:
     return report
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.binary(max_size=3000))
 def test_random_bytes(data: bytes) -> None:
     judged(data)
@@ -112,7 +112,7 @@ TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(parts=st.lists(TOKENS, max_size=60))
 def test_text_of_log_like_tokens(parts: list[str]) -> None:
     judged("".join(parts).encode("utf-8", "surrogatepass"))
@@ -151,7 +151,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(records=st.lists(st.dictionaries(NAMES, VALUES, max_size=6), max_size=4))
 def test_json_of_any_shape(records: list[dict[str, object]]) -> None:
     for line in read_log("\n".join(map(json.dumps, records)).encode()):
@@ -161,7 +161,7 @@ def test_json_of_any_shape(records: list[dict[str, object]]) -> None:
         assert line.source in ("process", "systemd", "kernel")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(max_size=200) | st.lists(TOKENS, max_size=12).map("".join))
 def test_unwrap_and_clean_take_any_text(text: str) -> None:
     form = detect([text, *text.split("\n")])
@@ -170,7 +170,7 @@ def test_unwrap_and_clean_take_any_text(text: str) -> None:
         assert all(isinstance(part, str) for part in clean(piece.text))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(max_size=300), pattern=st.text(max_size=20))
 def test_any_pattern_is_compiled_or_refused(text: str, pattern: str) -> None:
     try:

@@ -68,7 +68,7 @@ def grep(marks: list[bool], before: int, after: int) -> list[str]:
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 4), st.integers(0, 4))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_context_is_that_of_grep(marks: list[bool], before: int, after: int) -> None:
     texts = ["match" if mark else "other" for mark in marks]
     shown = looked(Query(re.compile("match"), before=before, after=after), texts) if marks else []
@@ -81,7 +81,7 @@ def test_context_is_that_of_grep(marks: list[bool], before: int, after: int) -> 
 @given(
     st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 4), st.integers(0, 4), st.integers(1, 4)
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_newest_matches_have_their_whole_context(
     marks: list[bool], before: int, after: int, lines: int
 ) -> None:

@@ -176,7 +176,7 @@ def report_or_refusal(data: bytes, facts: ServiceFacts | None = None) -> Diagnos
         return None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.sampled_from(PIECES) | st.sampled_from(NASTY) | st.binary(max_size=60), max_size=40))
 def test_any_lines_give_a_report(lines: list[bytes]) -> None:
     report = report_or_refusal(b"\n".join(lines), ServiceFacts(block_size=8, budget=32))
@@ -187,7 +187,7 @@ def test_any_lines_give_a_report(lines: list[bytes]) -> None:
     assert (report.root is not None) == (report.verdict is FAIL)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.binary(max_size=4000))
 def test_any_bytes_give_a_report(data: bytes) -> None:
     report = report_or_refusal(data)

@@ -58,7 +58,7 @@ def ranked(rank: int, trace: Sequence[str]) -> list[str]:
     return [f"[2026-11-29 14:53:24 TP{rank}] Scheduler hit an exception: {MARK}", *trace]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     SEEDS,
     st.sampled_from(sorted(TRACES)),
@@ -78,7 +78,7 @@ def test_ranks_that_fail_alike(seed: int, name: str, ranks: int, burst: int) -> 
     assert [item.signature for item in report.diagnoses] == [alone.signature]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     SEEDS,
     st.permutations(sorted(TRACES)),
@@ -98,7 +98,7 @@ def test_one_rank_fails_otherwise(seed: int, names: list[str], most: int, burst:
     assert second.signature in {item.signature for item in report.consequences}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, st.sampled_from([1, 3, 40]))
 def test_chains_that_are_shuffled(seed: int, burst: int) -> None:
     """The place is sure where a second rank had begun before the first exception was named."""
@@ -426,7 +426,7 @@ def test_a_worker_that_was_killed_says_when_and_what_is_missing() -> None:
     assert "No line of the kernel is among what was read" in report.root.explanation
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, st.sampled_from([1, 3, 40]), st.sampled_from(["uncaught", "headless", "noisy", "cuda"]))
 def test_shuffles_as_they_come(seed: int, burst: int, kind: str) -> None:
     """Children without a prefix, a log whose begin is missing, other lines in between, CUDA's help lines."""
@@ -447,7 +447,7 @@ def test_shuffles_as_they_come(seed: int, burst: int, kind: str) -> None:
     assert (root.fingerprint, root.count) == (alone.fingerprint, 8)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.sampled_from([1, 3, 40]))
 def test_a_tie_keeps_both_exceptions(seed: int, burst: int) -> None:
     """Half of the ranks fail otherwise: places may be mistaken, what was raised may not."""

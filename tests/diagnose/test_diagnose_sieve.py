@@ -121,7 +121,7 @@ MIXTURE = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(mixture=MIXTURE, cut=st.integers(1, 40), end=st.booleans(), journal=st.booleans())
 def test_any_mixture_of_logs(mixture: list[tuple[str, int, int]], cut: int, end: bool, journal: bool) -> None:
     lines: list[str] = []

@@ -163,7 +163,7 @@ PIECES = [
     st.sampled_from(sorted(QUERIES)),
     st.integers(1, 60),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_mixture(parts: list[tuple[str, list[str]]], query: str, size: int) -> None:
     lines = [line for wrapping, texts in parts for line in WRAPPINGS[wrapping](texts)]
     _same("\n".join(lines).encode(), QUERIES[query], size)

@@ -17,7 +17,7 @@ from ddtree_ops.inventory import inventory_schema, load_inventory
 from ddtree_ops.inventory.load import merge, resolve
 from ddtree_ops.inventory.yaml_source import parse_document
 
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 MINIMAL = "schema: 1\nhosts: {HOST: {}}\n"
 
 

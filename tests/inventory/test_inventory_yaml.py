@@ -26,7 +26,7 @@ from ddtree_ops.inventory.yaml_source import (
     suggestion,
 )
 
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 TEXT = """\
 a:
   b: 1

@@ -74,7 +74,7 @@ def test_little_is_seen_beside_much() -> None:
     st.integers(1, 8),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_series_fits(points: list[tuple[float, float]], width: int, height: int, plain: bool) -> None:
     lines = draw(Curve(points), width=width, height=height, plain=plain)
     assert len(lines) == (height + 1 if points else 0)

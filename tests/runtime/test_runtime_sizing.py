@@ -63,7 +63,7 @@ def test_line_is_that_of_the_deciding_assignment(patched_source: str, pristine_s
     assert prove(pristine_source, block_size=8, budget=32).line == 630
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(block=st.integers(2, 64), budget=st.integers(1, 512))
 def test_any_block_size_and_budget(
     patched_source: str, pristine_source: str, block: int, budget: int
@@ -80,7 +80,7 @@ def result(source: str, **case: Any) -> int | str:
         return str(error)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(block=st.integers(2, 64), budget=st.none() | st.integers(-1, 512))
 def test_every_other_mode_is_as_it_was(
     patched_source: str, pristine_source: str, block: int, budget: int | None

@@ -22,7 +22,7 @@ def at(seconds: float | None) -> datetime | None:
 
 
 @given(st.lists(st.lists(st.integers(0, 50)), max_size=5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_sources_in_order_come_out_in_order(sources: list[list[int]]) -> None:
     ordered = [sorted(source) for source in sources]
     found = [item for _, item in merged(ordered, at)]
@@ -30,7 +30,7 @@ def test_sources_in_order_come_out_in_order(sources: list[list[int]]) -> None:
 
 
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9))), max_size=4))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_no_source_is_reordered_and_nothing_is_lost(sources: list[list[int | None]]) -> None:
     found = list(merged(sources, at))
     for number, source in enumerate(sources):
@@ -100,7 +100,7 @@ def read(parser: EntryParser, output: bytes, *, whole: bool) -> list[Entry]:
 
 
 @given(journals(), st.lists(st.floats(0, 1), max_size=3))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_what_is_cut_anywhere_and_goes_on_loses_and_repeats_nothing(
     lines: list[bytes], cuts: list[float]
 ) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_match_is_counted_and_not_parsed() -> None:
     st.text('ab|. "\\*(é', max_size=4),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_texts_that_stand_for_a_pattern_leave_out_no_match(message: str, pattern: str, literal: bool) -> None:
     import re
 

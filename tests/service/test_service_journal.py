@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_has_no_ending() -> None:
     assert Ending.of(()).kind is EndingKind.NOT_ENDED
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, 60_000), max_size=40))
 def test_chunks_may_be_cut_anywhere(cuts: list[int]) -> None:
     data = (RECORDED / "stop-mixed.json").read_bytes()
@@ -121,7 +121,7 @@ def test_chunks_may_be_cut_anywhere(cuts: list[int]) -> None:
     assert list(parse_entries(chunks)) == list(parse_entries([data]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(parts=st.lists(st.tuples(st.binary(max_size=30), st.booleans()), max_size=8), size=st.integers(1, 50))
 def test_any_bytes_as_messages(parts: list[tuple[bytes, bool]], size: int) -> None:
     """Byte lists and texts give the same entry, however they are cut; nothing is lost, nothing raises."""
@@ -134,7 +134,7 @@ def test_any_bytes_as_messages(parts: list[tuple[bytes, bool]], size: int) -> No
     assert entries.damaged == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.one_of(

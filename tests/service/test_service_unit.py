@@ -189,7 +189,7 @@ NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=6).filter(
 
 
 @pytest.mark.skipif(VERIFY is None, reason="systemd-analyze is not installed")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS, max_size=40), environment=st.dictionaries(NAMES, WORDS, max_size=10), text=WORDS)
 def test_systemd_finds_nothing_wrong(
     words: list[str], environment: dict[str, str], text: str, tmp_path: Path
@@ -282,7 +282,6 @@ NASTY = [
 @pytest.mark.lab
 @settings(
     max_examples=10,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
