@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ddtree_ops.diagnose.events import Phase, PhaseKind, parse_phase, parse_prefix
+from ddtree_ops.diagnose.events import LOADING, Phase, PhaseKind, parse_phase, parse_prefix
 from ddtree_ops.diagnose.lines import clean
 from ddtree_ops.service.state import UnitState
 
@@ -99,18 +99,8 @@ Outcome = Waiting | Ready | Failed | TimedOut
 _PHASE_OF: Final[Mapping[PhaseKind, str]] = {
     PhaseKind.ARGUMENTS: "init",
     PhaseKind.DISTRIBUTED: "init",
-    PhaseKind.WEIGHTS_BEGIN: "weights",
-    PhaseKind.WEIGHTS: "weights",
-    PhaseKind.WEIGHTS_END: "weights",
-    PhaseKind.KV_CACHE: "kv-cache",
-    PhaseKind.GRAPH_BEGIN: "graphs",
-    PhaseKind.GRAPH_SIZES: "graphs",
-    PhaseKind.GRAPH: "graphs",
-    PhaseKind.GRAPH_END: "graphs",
     PhaseKind.DRAFT_READY: "drafter",
-    PhaseKind.STARTING_HTTP: "warm-up",
-    PhaseKind.HTTP: "warm-up",
-    PhaseKind.WARMUP: "warm-up",
+    **LOADING,
     PhaseKind.READY: "fired-up",
 }
 _PORT = re.compile(r"\[Errno 98\] error while attempting to bind on address.*")

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         parse_server_args,
     )
     from ddtree_ops.diagnose.facts import ServiceFacts
+    from ddtree_ops.diagnose.figures import DecodeSummary
     from ddtree_ops.diagnose.library import Library, Signature, default_library, load_library
     from ddtree_ops.diagnose.lines import LogLine, from_entries, read_log
-    from ddtree_ops.diagnose.reduce import DecodeSummary, Diagnosis, EvidenceLine, fingerprint
+    from ddtree_ops.diagnose.reduce import Diagnosis, EvidenceLine, fingerprint
 
 __all__ = [
     "DecodeFigures",
@@ -61,7 +62,8 @@ _HOMES = {
     "facts": ("ServiceFacts",),
     "library": ("Library", "Signature", "default_library", "load_library"),
     "lines": ("LogLine", "from_entries", "read_log"),
-    "reduce": ("DecodeSummary", "Diagnosis", "EvidenceLine", "fingerprint"),
+    "figures": ("DecodeSummary",),
+    "reduce": ("Diagnosis", "EvidenceLine", "fingerprint"),
 }
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.library import Library, default_library
 from ddtree_ops.diagnose.lines import LogLine
-from ddtree_ops.diagnose.reduce import DecodeSummary, Diagnosis, reduce_lines
+from ddtree_ops.diagnose.reduce import Diagnosis, reduce_lines
 from ddtree_ops.diagnose.trace import Trace
 from ddtree_ops.results import CheckResult, Evidence, Verdict, worst
 from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
-    from ddtree_ops.diagnose.figures import Figures
+    from ddtree_ops.diagnose.figures import DecodeSummary, Figures
 
 _SENTENCE = re.compile(r"(?<=[\w)\]'\"])\.\s+(?=[A-Z])")
 
@@ -81,7 +81,6 @@ class DiagnosisReport:
     consequences: tuple[Diagnosis, ...]
     searched: Searched
     facts: ServiceFacts
-    decode: DecodeSummary = field(default_factory=DecodeSummary)
     stopped: bool = False
     ready: bool = False
     server: bool = True
@@ -97,6 +96,13 @@ class DiagnosisReport:
     source: str = ""
     invocation: str = ""
     unread: bool = False
+
+    @property
+    def decode(self) -> DecodeSummary:
+        """All decode lines in short."""
+        from ddtree_ops.diagnose.figures import DecodeSummary
+
+        return self.figures.decode_summary() if self.figures is not None else DecodeSummary()
 
     @property
     def root(self) -> Diagnosis | None:
@@ -167,10 +173,11 @@ class DiagnosisReport:
         }
         if self.diagnoses:
             facts["signatures"] = [item.signature for item in self.diagnoses]
-        if self.decode.accept_len is not None:
-            facts["accept_length"] = self.decode.accept_len
-        if self.decode.cuda_graph is not None:
-            facts["cuda_graph"] = self.decode.cuda_graph
+        decode = self.decode
+        if decode.accept_len is not None:
+            facts["accept_length"] = decode.accept_len
+        if decode.cuda_graph is not None:
+            facts["cuda_graph"] = decode.cuda_graph
         return CheckResult(
             name=name,
             verdict=self.verdict,
@@ -227,7 +234,6 @@ def diagnose(
         consequences=found.consequences,
         searched=Searched(found.lines, found.begin, found.end, found.suppressed),
         facts=found.facts,
-        decode=counted.decode_summary() if counted else found.decode,
         stopped=found.stopped,
         ready=found.ready,
         server=found.server_lines,

@@ -35,6 +35,7 @@ from ddtree_ops.diagnose.tracebacks import (
 from ddtree_ops.secret import MASK, redact
 
 __all__ = [
+    "LOADING",
     "DecodeFigures",
     "Event",
     "ExceptionBlock",
@@ -101,6 +102,22 @@ class PhaseKind(StrEnum):
     READY = "ready"
     STOPPING = "stopping"
     FAILED = "failed"
+
+
+LOADING: Mapping[PhaseKind, str] = {
+    PhaseKind.WEIGHTS_BEGIN: "weights",
+    PhaseKind.WEIGHTS: "weights",
+    PhaseKind.WEIGHTS_END: "weights",
+    PhaseKind.KV_CACHE: "kv-cache",
+    PhaseKind.GRAPH_BEGIN: "graphs",
+    PhaseKind.GRAPH_SIZES: "graphs",
+    PhaseKind.GRAPH: "graphs",
+    PhaseKind.GRAPH_END: "graphs",
+    PhaseKind.STARTING_HTTP: "warm-up",
+    PhaseKind.HTTP: "warm-up",
+    PhaseKind.WARMUP: "warm-up",
+}
+"""What an operator calls the steps between the arguments and readiness."""
 
 
 @dataclass(frozen=True, slots=True)

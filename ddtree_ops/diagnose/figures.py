@@ -26,17 +26,19 @@ from ddtree_ops.attention import drops_tree_mask
 from ddtree_ops.diagnose.events import parse_decode, parse_server_args
 from ddtree_ops.diagnose.explain import Solution
 from ddtree_ops.diagnose.facts import ServiceFacts
+from ddtree_ops.diagnose.lines import seconds_of
 from ddtree_ops.secret import redact
 from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.library import Library
-    from ddtree_ops.diagnose.reduce import DecodeSummary, Diagnosis
+    from ddtree_ops.diagnose.reduce import Diagnosis
 
 __all__ = [
     "DETECTORS",
     "USELESS",
     "Bucket",
+    "DecodeSummary",
     "Detector",
     "Evidence",
     "Figures",
@@ -316,6 +318,20 @@ class Life:
 
 
 @dataclass(frozen=True)
+class DecodeSummary:
+    """Figures over all decode lines seen.
+
+    :param lines: number of decode lines.
+    :param accept_len: mean over the lines that print it; None without speculation.
+    :param cuda_graph: whether the last line ran in a graph; None where not printed.
+    """
+
+    lines: int = 0
+    accept_len: float | None = None
+    cuda_graph: bool | None = None
+
+
+@dataclass(frozen=True)
 class Figures:
     """The figures of a log.
 
@@ -354,8 +370,6 @@ class Figures:
 
     def decode_summary(self) -> DecodeSummary:
         """The short form that checks show: of all decode lines."""
-        from ddtree_ops.diagnose.reduce import DecodeSummary
-
         mean, line = self.overall.accept_mean, self.overall.evidence.get("decode")
         last = parse_decode(line.text) if line else None
         return DecodeSummary(
@@ -420,14 +434,6 @@ _POSTS = tuple(
 )
 _RUNNING = re.compile(rb"#running-req: (\d{1,6}), #(?:full )?token: (\d{1,12})")
 _CACHED = re.compile(rb"#new-token: (\d{1,12}), #cached-token: (\d{1,12})")
-_EPOCH = datetime(1970, 1, 1)
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return (datetime.fromisoformat(text[:19].replace("T", " ")) - _EPOCH).total_seconds()
-    except ValueError:
-        return None
 
 
 class _Stamp(NamedTuple):
@@ -443,7 +449,7 @@ class _Stamp(NamedTuple):
     def since(self, earlier: _Stamp) -> float | None:
         """Seconds from ``earlier``, by a clock that both have."""
         for mine, other in ((self.own, earlier.own), (self.wrapped, earlier.wrapped)):
-            a, b = _seconds(mine), _seconds(other)
+            a, b = seconds_of(mine), seconds_of(other)
             if a is not None and b is not None:
                 return a - b
         return None
@@ -939,7 +945,7 @@ class Tally:
         stamp = _stamp(data[begin:end], own).text
         return Sample(
             time=stamp,
-            at=_seconds(stamp),
+            at=seconds_of(stamp),
             running=found.running,
             tokens=found.tokens,
             accept=found.accept_len,

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from ddtree_ops.diagnose.events import Frame, PhaseKind, parse_phase, parse_prefix, parse_server_args
+from ddtree_ops.diagnose.events import LOADING, Frame, PhaseKind, parse_phase, parse_prefix, parse_server_args
 from ddtree_ops.diagnose.lines import LogLine, Source, clean
 from ddtree_ops.errors import UsageError
 from ddtree_ops.service.journal import Entry, MessageId
@@ -125,17 +125,7 @@ def moment_of(text: str) -> datetime | None:
 _KINDS: Mapping[PhaseKind, str] = {
     PhaseKind.ARGUMENTS: "start",
     PhaseKind.DISTRIBUTED: "start",
-    PhaseKind.WEIGHTS_BEGIN: "weights",
-    PhaseKind.WEIGHTS: "weights",
-    PhaseKind.WEIGHTS_END: "weights",
-    PhaseKind.KV_CACHE: "kv-cache",
-    PhaseKind.GRAPH_BEGIN: "graphs",
-    PhaseKind.GRAPH_SIZES: "graphs",
-    PhaseKind.GRAPH: "graphs",
-    PhaseKind.GRAPH_END: "graphs",
-    PhaseKind.STARTING_HTTP: "warm-up",
-    PhaseKind.HTTP: "warm-up",
-    PhaseKind.WARMUP: "warm-up",
+    **LOADING,
     PhaseKind.READY: "serving",
     PhaseKind.STOPPING: "stopping",
     PhaseKind.FAILED: "failed",

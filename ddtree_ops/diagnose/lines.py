@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import BinaryIO, Literal, Protocol
 
 from ddtree_ops.diagnose.formats import Form, Piece, detect, unwrap
@@ -25,6 +26,7 @@ __all__ = [
     "clean",
     "from_entries",
     "read_log",
+    "seconds_of",
     "uncoloured",
 ]
 
@@ -34,6 +36,7 @@ _SOURCES: dict[str, Source] = {"systemd": "systemd", "kernel": "kernel"}
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _ANSI_RAW = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _ANSI_JSON = re.compile(rb"(?<!\\)\\u001[bB]\[[0-?]*[ -/]*[@-~]")
+_EPOCH = datetime(1970, 1, 1)
 _GLUED = re.compile(r"(?<=\])\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\[]{0,40}\] ")
 
 
@@ -70,6 +73,19 @@ class EntryLike(Protocol):
 
     @property
     def pid(self) -> int | None: ...
+
+
+def seconds_of(text: str) -> float | None:
+    """The time with which ``text`` begins as seconds, to be compared with others of the same log; a zone does not count.
+
+    None where it begins with no ``2026-01-29 00:24:41`` or ``2026-01-29T00:24:41``.
+    """
+    if len(text) < 19:
+        return None
+    try:
+        return (datetime.fromisoformat(text[:19].replace("T", " ")) - _EPOCH).total_seconds()
+    except ValueError:
+        return None
 
 
 def uncoloured(chunk: bytes) -> bytes:

@@ -12,12 +12,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from ddtree_ops.diagnose.events import (
-    DecodeFigures,
     ExceptionBlock,
     Frame,
     PhaseKind,
@@ -25,7 +23,6 @@ from ddtree_ops.diagnose.events import (
     TextLine,
     Traceback,
     parse_command,
-    parse_decode,
     parse_events,
     parse_phase,
     parse_prefix,
@@ -35,11 +32,11 @@ from ddtree_ops.diagnose.events import (
 from ddtree_ops.diagnose.explain import explain_sizes, tail
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.library import Library, Match, Severity, Where
-from ddtree_ops.diagnose.lines import LogLine, Source
+from ddtree_ops.diagnose.lines import LogLine, Source, seconds_of
 from ddtree_ops.diagnose.tracebacks import MARK, Kind, lone_exception
 from ddtree_ops.secret import redact
 
-__all__ = ["DecodeSummary", "Diagnosis", "EvidenceLine", "Reduction", "fingerprint", "reduce_lines"]
+__all__ = ["Diagnosis", "EvidenceLine", "Reduction", "fingerprint", "reduce_lines"]
 
 _EVIDENCE = 6
 _GROUPS = 256
@@ -100,20 +97,6 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class DecodeSummary:
-    """Figures over all decode lines seen.
-
-    :param lines: number of decode lines.
-    :param accept_len: mean over the lines that print it; None without speculation.
-    :param cuda_graph: whether the last line ran in a graph; None where not printed.
-    """
-
-    lines: int = 0
-    accept_len: float | None = None
-    cuda_graph: bool | None = None
-
-
-@dataclass(frozen=True)
 class Reduction:
     """What was found in a run of lines; diagnoses root cause first.
 
@@ -134,7 +117,6 @@ class Reduction:
     end: str
     stopped: bool
     ready: bool
-    decode: DecodeSummary
     loading: bool = False
     step: str = ""
 
@@ -183,15 +165,6 @@ def _sglang_frame(frames: Sequence[Frame]) -> Frame | None:
 def _clip(text: str, limit: int = _TEXT) -> str:
     text = redact(text[: 2 * limit])
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _when(text: str) -> float | None:
-    if len(text) < 19:
-        return None
-    try:
-        return datetime.fromisoformat(text[:19].replace("T", " ")).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
@@ -374,10 +347,6 @@ class _Reducer:
         self.kernel_lines = 0
         self.step = ""
         self.suppressed = 0
-        self.decode_lines = 0
-        self.last_decode: DecodeFigures | None = None
-        self.accepted = 0.0
-        self.accept_lines = 0
 
     def lookup(self, text: str, where: Where) -> Match | None:
         """The signature of a single line; ranks say the same, so answers are kept for a while."""
@@ -601,13 +570,6 @@ class _Reducer:
         body = event.body
         if self.loading and _ALIVE.search(body):
             self.loading = False
-        figures = parse_decode(event.line.text) if "Decode batch" in body else None
-        if figures is not None:
-            self.decode_lines += 1
-            self.last_decode = figures
-            if figures.accept_len is not None:
-                self.accepted += figures.accept_len
-                self.accept_lines += 1
         if self.doubtful and _ALIVE.search(body):
             number, serves = event.line.number, _SERVES.search(body) is not None
             for group in self.doubtful:
@@ -615,7 +577,7 @@ class _Reducer:
                 if group.life == self.life and group.number < number and group.doubtful and sure:
                     group.lived = True
             self.doubtful = [group for group in self.doubtful if group.doubtful and not group.lived]
-        phase = phase_of(body) if figures is None else None
+        phase = phase_of(body)
         if phase is None:
             return
         kind = phase.kind
@@ -837,13 +799,6 @@ class _Reducer:
             group.lived = False
             self.doubtful.append(group)
 
-    def decode(self) -> DecodeSummary:
-        return DecodeSummary(
-            lines=self.decode_lines,
-            accept_len=round(self.accepted / self.accept_lines, 3) if self.accept_lines else None,
-            cuda_graph=self.last_decode.cuda_graph if self.last_decode else None,
-        )
-
     def finish(self, server: bool = True) -> tuple[list[Diagnosis], list[Diagnosis]]:
         """Root causes, the newest failed life's first, then notes; and what followed from them.
 
@@ -1042,13 +997,13 @@ def _ours(record: Traceback, block: ExceptionBlock) -> bool:
 
 
 def _near(one: str, other: str) -> bool:
-    a, b = _when(one), _when(other)
+    a, b = seconds_of(one), seconds_of(other)
     return a is not None and b is not None and abs(a - b) <= _WINDOW_S
 
 
 def _leads(group: _Group, end: _Group) -> bool:
     """Whether what the kernel reported came just before a failure of the server."""
-    first, last, at = _when(group.first), _when(group.last), _when(end.first)
+    first, last, at = seconds_of(group.first), seconds_of(group.last), seconds_of(end.first)
     if first is None or last is None or at is None:
         return group.number <= end.number
     return first <= at + _WINDOW_S and last >= at - _KERNEL_WINDOW_S
@@ -1083,8 +1038,8 @@ def _vote(causes: Sequence[_Group]) -> _Group | None:
     """
     if not causes:
         return None
-    start = _when(causes[0].first)
-    times = [(group, _when(group.first)) for group in causes]
+    start = seconds_of(causes[0].first)
+    times = [(group, seconds_of(group.first)) for group in causes]
     near = [g for g, at in times if start is None or at is None or abs(at - start) <= _WINDOW_S]
     if near[0].kind == "native" and not any(g.signature != "unknown" for g in near):
         return near[0]
@@ -1193,7 +1148,6 @@ def reduce_lines(lines: Iterable[LogLine], facts: ServiceFacts, library: Library
         end=end,
         stopped=reducer.stopped,
         ready=reducer.ready,
-        decode=reducer.decode(),
         loading=reducer.loading,
         step=reducer.step,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import re2
 
-__all__ = ["Match", "Pattern", "RegexError", "any_of", "compile"]
+__all__ = ["Match", "Pattern", "RegexError", "any_of", "compile", "compile_bytes"]
 
 _REFUSED = (
     (re.compile(r"\(\?<?[=!]"), "RE2 has no lookahead or lookbehind: match the text around it instead"),
@@ -107,6 +107,16 @@ def compile(pattern: str) -> Pattern:
     :raises RegexError: RE2 refuses it; a ValueError whose text says what and what to write instead.
     """
     return Pattern(pattern)
+
+
+def compile_bytes(pattern: bytes) -> Any:
+    """Compile for searching whole chunks of a log: bytes, and no groups. :raises re2.error: RE2 refuses it."""
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.never_capture = True
+    options.log_errors = False
+    options.max_mem = 256 << 20
+    return re2.compile(pattern, options)
 
 
 def any_of(texts: Iterable[str]) -> Pattern | None:

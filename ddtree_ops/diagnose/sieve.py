@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import re2
 
 from ddtree_ops.diagnose.lines import LogLine, Reader, uncoloured
+from ddtree_ops.diagnose.regex import compile_bytes
 from ddtree_ops.diagnose.source import MAX_LINE
 
-__all__ = ["EDGE", "TOKENS", "Counter", "Sifted", "any_text", "sift"]
+__all__ = ["EDGE", "TOKENS", "Counter", "Sifted", "any_text", "lines_back", "sift"]
 
 EDGE = 64
 """Lines at the beginning and at the end of a log that are always read."""
@@ -118,15 +119,6 @@ class Counter(Protocol):
         """A text that the raw lines do not show."""
 
 
-def _compile(pattern: bytes) -> Any:
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    options.never_capture = True
-    options.log_errors = False
-    options.max_mem = 256 << 20
-    return re2.compile(pattern, options)
-
-
 @lru_cache(maxsize=4096)
 def _either(text: str) -> str:
     """A pattern that finds ``text`` as it stands and as JSON writes it, in Latin-1 for its UTF-8 bytes."""
@@ -153,6 +145,15 @@ def any_text(given: Iterable[str], *, escaped: bool = True) -> bytes:
     return "|".join(map(_either, sorted(texts))).encode("latin-1")
 
 
+def lines_back(data: bytes, place: int, lines: int, floor: int) -> int:
+    """Begin of the line so many lines before the one that begins at ``place``, but not before ``floor``."""
+    for _ in range(lines):
+        if place <= floor:
+            break
+        place = data.rfind(b"\n", 0, place - 1) + 1
+    return max(place, floor)
+
+
 class Sifted(Iterator[LogLine]):
     """The lines worth parsing, in the order of the log.
 
@@ -168,9 +169,13 @@ class Sifted(Iterator[LogLine]):
         self.lines = 0
         self.parsed = 0
         self._chunks = chunks
-        self._hot = _compile(b"|".join((any_text([*TOKENS, *literals]), _UNENDED, _DMESG)))
-        self._record = _compile(any_text([*_RECORDS, *literals]))
-        self._awaited = {"alive": _compile(_ALIVE), "serves": _compile(_SERVES), "prefix": _compile(_PREFIX)}
+        self._hot = compile_bytes(b"|".join((any_text([*TOKENS, *literals]), _UNENDED, _DMESG)))
+        self._record = compile_bytes(any_text([*_RECORDS, *literals]))
+        self._awaited = {
+            "alive": compile_bytes(_ALIVE),
+            "serves": compile_bytes(_SERVES),
+            "prefix": compile_bytes(_PREFIX),
+        }
         self._tally = tally
         self._reader: Reader | None = None
         self._found = self._run()
@@ -333,11 +338,7 @@ class _Window:
 
     def before(self, start: int, lines: int) -> int:
         """Begin of the line so many lines before, not further than what was given out."""
-        for _ in range(lines):
-            if start <= self.done:
-                break
-            start = self.data.rfind(b"\n", 0, start - 1) + 1
-        return max(start, self.done)
+        return lines_back(self.data, start, lines, self.done)
 
     def after(self, end: int, lines: int) -> tuple[int, int]:
         """End of the line so many lines after, and how many of these the data does not have yet."""
@@ -371,11 +372,7 @@ class _Window:
     def keep(self) -> None:
         """Drop all but the last lines."""
         data = self.data
-        start = len(data)
-        for _ in range(EDGE):
-            if start <= 0:
-                break
-            start = data.rfind(b"\n", 0, start - 1) + 1
+        start = lines_back(data, len(data), EDGE, 0)
         stamp = data.rfind(b"\n[20", 0, start)
         if stamp >= 0 and data.find(b"\n[20", start - 1) < 0:
             stop = data.find(b"\n", stamp + 1)

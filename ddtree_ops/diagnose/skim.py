@@ -18,7 +18,8 @@ import re2
 from ddtree_ops.diagnose.formats import WHEN, unwrap
 from ddtree_ops.diagnose.lens import Lens, Query, Record, Shown, moment_of, records_of_lines
 from ddtree_ops.diagnose.lines import OTHERS, Reader, uncoloured
-from ddtree_ops.diagnose.sieve import any_text
+from ddtree_ops.diagnose.regex import compile_bytes
+from ddtree_ops.diagnose.sieve import any_text, lines_back
 from ddtree_ops.diagnose.source import read_chunks
 
 __all__ = ["Skim", "needed_texts"]
@@ -82,15 +83,6 @@ def needed_texts(pattern: str) -> tuple[str, ...] | None:
     return tuple(best) if min(map(len, best)) >= _SHORTEST else None
 
 
-def _compile(pattern: bytes) -> Any:
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    options.never_capture = True
-    options.log_errors = False
-    options.max_mem = 256 << 20
-    return re2.compile(pattern, options)
-
-
 def _writable(texts: Iterable[str]) -> bool:
     return all(text and text.isprintable() and "\ufffd" not in text for text in texts)
 
@@ -103,7 +95,7 @@ class _Wanted:
         self.pattern: Any = None
         found = None if query.phases or query.ranks else self._of(query)
         if found is not None:
-            self.pattern = _compile(b"|".join((found, _READ)))
+            self.pattern = compile_bytes(b"|".join((found, _READ)))
 
     def _of(self, query: Query) -> bytes | None:
         if query.library is not None:
@@ -123,7 +115,7 @@ class _Wanted:
         self.plain = True
         found = (rb"(?im:" if folded else rb"(?m:") + text.encode() + b")" + _UNUSUAL
         try:
-            _compile(found)
+            compile_bytes(found)
         except re2.error:
             return None
         return found
@@ -214,7 +206,7 @@ class Skim:
             if reader.form.names:
                 names = any_text(reader.form.names, escaped=False)
                 kinds.append(b"(?:" + names + rb") {0,60}\| " + _BODY)
-            self._safe_lines = _compile(b"(?:" + b"|".join(kinds) + b")+")
+            self._safe_lines = compile_bytes(b"(?:" + b"|".join(kinds) + b")+")
         return self._safe_lines
 
     def _skim(self, reader: Reader, data: bytes, at: int) -> Iterator[list[Shown]]:
@@ -238,23 +230,13 @@ class Skim:
                 break
             start = max(data.rfind(b"\n", 0, place) + 1, at)
             end = data.find(b"\n", place) + 1 or size
-            begin = start
-            for _ in range(before):
-                if begin <= done:
-                    break
-                begin = data.rfind(b"\n", 0, begin - 1) + 1
-            begin = max(begin, done)
+            begin = lines_back(data, start, before, done)
             if begin > done:
                 self._number += data.count(b"\n", done, begin)
                 lens.skip()
             yield from self._lines(reader, data, begin, end)
             done = at = end
-        kept = size
-        for _ in range(before):
-            if kept <= done:
-                break
-            kept = data.rfind(b"\n", 0, kept - 1) + 1
-        kept = max(kept, done)
+        kept = lines_back(data, size, before, done)
         if kept > done:
             self._number += data.count(b"\n", done, kept)
             lens.skip()
@@ -266,7 +248,7 @@ class Skim:
         if pids != self._pids:
             self._pids = pids
             known = sorted(pid for pid in pids if pid is not None)
-            self._of_pids = _compile("|".join(map(str, known)).encode()) if known else None
+            self._of_pids = compile_bytes("|".join(map(str, known)).encode()) if known else None
         return self._of_pids
 
     def _lines(self, reader: Reader, data: bytes, start: int, end: int) -> Iterator[list[Shown]]:
