@@ -1,8 +1,10 @@
-"""Words that lines for people have in common. Pure."""
+"""Words and times that lines for people have in common. Pure."""
 
 from __future__ import annotations
 
-__all__ = ["count"]
+from datetime import UTC, datetime
+
+__all__ = ["count", "moment_of"]
 
 
 def count(number: int, word: str) -> str:
@@ -12,3 +14,12 @@ def count(number: int, word: str) -> str:
     if word.endswith("y") and word[-2:-1] not in "aeiou":
         return f"{number} {word[:-1]}ies"
     return f"{number} {word}{'es' if word.endswith('ch') else 's'}"
+
+
+def moment_of(text: str) -> datetime | None:
+    """A time in ISO 8601, UTC where it names no zone; None where it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

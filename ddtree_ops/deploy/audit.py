@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddtree_ops.deploy.earlier import moment_of
 from ddtree_ops.deploy.history import Activation, parse_history
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.remote.session import Request, Session
 from ddtree_ops.secret import redact
 from ddtree_ops.service.layout import Layout
+from ddtree_ops.wording import moment_of
 
 __all__ = [
     "Act",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 
 from ddtree_ops.deploy.history import Activation, History
 from ddtree_ops.errors import PreflightError, UsageError
+from ddtree_ops.wording import moment_of
 
-__all__ = ["alternatives", "moment_of", "way_back"]
+__all__ = ["alternatives", "way_back"]
 
 
 def way_back(
@@ -85,15 +85,6 @@ def way_back(
         details=alternatives(history, current, changes=changes),
         hint="at least four digits of a release, the beginning of an activation's id, or a time such as 2026-11-29T18:00",
     )
-
-
-def moment_of(text: str) -> datetime | None:
-    """A time in ISO 8601, UTC where it names no zone; None where it is none."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def alternatives(

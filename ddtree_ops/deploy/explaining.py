@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.checks.signatures import hint_for, scan
-from ddtree_ops.deploy.earlier import moment_of
 from ddtree_ops.deploy.history import History, parse_history
 from ddtree_ops.deploy.seen import in_evidence, in_history, sentence
 from ddtree_ops.deploy.shipment import runner_wanted
@@ -38,6 +37,7 @@ from ddtree_ops.service.layout import Layout
 from ddtree_ops.service.runs import RUN_MESSAGES, Chosen, Run, choose, parse_runs, whole_id
 from ddtree_ops.service.state import parse_show
 from ddtree_ops.sizing import RUNNER_PATH
+from ddtree_ops.wording import moment_of
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.events import Frame

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.errors import (
@@ -23,6 +22,7 @@ from ddtree_ops.errors import (
     UsageError,
 )
 from ddtree_ops.inventory.models import Node, Target
+from ddtree_ops.wording import moment_of
 
 if TYPE_CHECKING:
     from ddtree_ops.deploy.deployment import Deployment
@@ -315,10 +315,8 @@ class Symptom:
 
 
 def _seconds(time: str) -> float:
-    try:
-        return datetime.fromisoformat(time).timestamp()
-    except ValueError:
-        return float("inf")
+    moment = moment_of(time)
+    return moment.timestamp() if moment else float("inf")
 
 
 def the_first(symptoms: Iterable[Symptom]) -> Symptom | None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_ops import paths
 from ddtree_ops.deploy import audit
-from ddtree_ops.deploy.earlier import moment_of
 from ddtree_ops.deploy.guard import describe_holder, program_name
 from ddtree_ops.deploy.history import History, parse_history
 from ddtree_ops.deploy.identity import origin, who
@@ -29,7 +28,7 @@ from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.remote.session import AgentError, Request
 from ddtree_ops.results import Verdict
 from ddtree_ops.service.layout import Layout
-from ddtree_ops.wording import count
+from ddtree_ops.wording import count, moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

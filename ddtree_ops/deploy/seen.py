@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops import paths
-from ddtree_ops.deploy.earlier import moment_of
-from ddtree_ops.wording import count
+from ddtree_ops.wording import count, moment_of
 
 if TYPE_CHECKING:
     from ddtree_ops.deploy.history import History

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddtree_ops.diagnose.facts import ServiceFacts
@@ -14,7 +13,7 @@ from ddtree_ops.diagnose.lines import LogLine
 from ddtree_ops.diagnose.reduce import Diagnosis, reduce_lines
 from ddtree_ops.diagnose.trace import Trace
 from ddtree_ops.results import CheckResult, Evidence, Verdict, worst
-from ddtree_ops.wording import count
+from ddtree_ops.wording import count, moment_of
 
 if TYPE_CHECKING:
     from ddtree_ops.diagnose.figures import DecodeSummary, Figures
@@ -295,12 +294,8 @@ def diagnose_stream(
 
 def _moment(item: Mapping[str, Any]) -> float:
     """Seconds since the epoch of a finding's first sighting; a time without a zone counts as UTC, none as the last."""
-    text = str(item["first"]).replace("Z", "+00:00")
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return float("inf")
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    found = moment_of(str(item["first"]))
+    return found.timestamp() if found else float("inf")
 
 
 def unread(source: str, why: str) -> DiagnosisReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +12,7 @@ from ddtree_ops.deploy.history import Activation
 from ddtree_ops.deploy.status import Patch, Status
 from ddtree_ops.errors import ExitCode
 from ddtree_ops.report.summary import indented, say, table_lines
-from ddtree_ops.wording import count
+from ddtree_ops.wording import count, moment_of
 
 __all__ = ["ago", "print_drift", "print_status"]
 
@@ -152,9 +151,5 @@ def _details(row: Status) -> list[str]:
 
 def _when(item: Activation, now: float) -> str:
     """How long ago, by two clocks that may differ a little."""
-    try:
-        moment = datetime.fromisoformat(item.time)
-    except ValueError:
-        return item.time
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return f"{ago(now - moment.timestamp())} ago"
+    moment = moment_of(item.time)
+    return f"{ago(now - moment.timestamp())} ago" if moment else item.time

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ddtree_ops.errors import Inconclusive, UsageError
 from ddtree_ops.secret import redact
+from ddtree_ops.wording import moment_of
 
 __all__ = [
     "Entries",
@@ -73,12 +74,7 @@ def parse_when(text: str) -> str:
         return plain.lower()
     if re.fullmatch(r"@\d+(\.\d+)?", plain):
         return plain
-    try:
-        moment = datetime.fromisoformat(plain)
-    except ValueError:
-        pass
-    else:
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if (moment := moment_of(plain)) is not None:
         return f"@{moment.timestamp():.6f}".rstrip("0").rstrip(".")
     span = re.sub(r"\s+ago$", "", plain.lower()).removeprefix("-")
     match = _RELATIVE.fullmatch(re.sub(r"\s+|\band\b|,", "", span))
