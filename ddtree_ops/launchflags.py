@@ -22,10 +22,25 @@ if TYPE_CHECKING:
 
     Read = Callable[[str], "str | None"]
 
-__all__ = ["ARGS_PATH", "Flag", "FlagSet", "FlagsError", "human_readable_int", "read_flags"]
+__all__ = [
+    "ALGORITHM_FLAG",
+    "ARGS_PATH",
+    "PLUGIN_PATH",
+    "Flag",
+    "FlagSet",
+    "FlagsError",
+    "human_readable_int",
+    "read_flags",
+    "read_plugin",
+]
 
 ARGS_PATH = "sglang/srt/server_args.py"
 """Path of the file within a tree."""
+
+PLUGIN_PATH = "ddtree_sglang/flags.py"
+"""Path, within a bundle, of the file in which the plugin of the overlay adds its flags."""
+
+ALGORITHM_FLAG = "--speculative-algorithm"
 
 _CLASS, _METHOD = "ServerArgs", "add_cli_args"
 _BARE = ("store_true", "store_false", "store_const", "count", "help", "version", "deprecated", "boolean")
@@ -79,7 +94,7 @@ class Flag:
     :param nargs: as argparse has it: None, a number, ``*``, ``+``, ``?``.
     :param action: ``store``, ``store_true``, ``append``, ``boolean`` (a pair), ``deprecated`` (does nothing) ...
     :param instead: what its help text names in its place, where it is deprecated.
-    :param line: 1-based line of the call; 0: added by a plugin.
+    :param line: 1-based line of the call in ``server_args.py``; 0: added by a plugin.
     """
 
     options: tuple[str, ...]
@@ -231,18 +246,51 @@ def read_flags(source: str, read: Read | None = None) -> FlagSet:
         then choices that stand there are read too.
     :raises FlagsError: it is no Python, or defines no flags.
     """
-    try:
-        module = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise FlagsError(f"{ARGS_PATH} is not valid Python: {error}") from error
-    except (RecursionError, MemoryError):
-        raise FlagsError(f"{ARGS_PATH} is nested too deeply to be read") from None
-    reader = _Reader(module, read)
+    reader = _Reader(_parsed(source, ARGS_PATH), read)
     flags = tuple(filter(None, (reader.flag(call) for call in reader.calls)))
     if not flags:
         raise FlagsError(f"{ARGS_PATH} has no add_argument calls in {_CLASS}.{_METHOD}: not a file we know")
     prog = "".join(re.findall(r'ArgumentParser\(prog="([^"]+)"', source)[:1]) or "launch_server.py"
     return FlagSet(flags, prog, any(map(reader.nameless, reader.calls)), reader.defaults)
+
+
+def read_plugin(flags: FlagSet, source: str, read: Read | None = None) -> FlagSet:
+    """The flags of a tree and those that the file :data:`PLUGIN_PATH` of its overlay adds.
+
+    Read are the ``add_argument`` calls wherever they stand, and ``ALGORITHM``, a constant there or imported: the further
+    choice of ``--speculative-algorithm``.
+
+    :param source: the text of that file.
+    :param read: as for :func:`read_flags`.
+    :raises FlagsError: it is no Python.
+    """
+    module = _parsed(source, PLUGIN_PATH)
+    reader = _Reader(module, read)
+    added = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            reader.read_fields(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            added.append(node)
+    known = {name for flag in flags.flags for name in flag.options}
+    found = tuple(replace(flag, line=0) for flag in map(reader.flag, added) if flag)
+    algorithm = reader.value(ast.Name(id="ALGORITHM", ctx=ast.Load()))
+    more = {ALGORITHM_FLAG.lstrip("-"): [algorithm]} if isinstance(algorithm, str) else {}
+    extended = flags.with_plugins(more)
+    return replace(
+        extended,
+        flags=(*extended.flags, *(flag for flag in found if not known.intersection(flag.options))),
+        partial=flags.partial or any(map(reader.nameless, added)),
+    )
+
+
+def _parsed(source: str, path: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise FlagsError(f"{path} is not valid Python: {error}") from error
+    except (RecursionError, MemoryError):
+        raise FlagsError(f"{path} is nested too deeply to be read") from None
 
 
 class _Unreadable(Exception):
@@ -270,9 +318,7 @@ class _Reader:
 
     def _read_class(self, node: ast.ClassDef) -> None:
         methods = {member.name: member for member in node.body if isinstance(member, ast.FunctionDef)}
-        for member in node.body:
-            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                self.defaults[member.target.id] = self.value(member.value)
+        self.read_fields(node)
         todo = [_METHOD]
         for name in todo:
             for inner in ast.walk(methods[name]) if name in methods else ():
@@ -285,6 +331,12 @@ class _Reader:
                     elif called in methods and called not in todo:
                         todo.append(called)
         self.calls.sort(key=lambda call: call.lineno)
+
+    def read_fields(self, node: ast.ClassDef) -> None:
+        """Remember the defaults of the fields of a dataclass."""
+        for member in node.body:
+            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                self.defaults[member.target.id] = self.value(member.value)
 
     def value(self, node: ast.expr | None) -> Any:
         """The value of an expression, None where only running the file would tell."""
@@ -303,6 +355,10 @@ class _Reader:
                 return self._imported(node.value.id, (node.attr,))
             if node.attr in self.defaults:
                 return self.defaults[node.attr]
+            raise _Unreadable
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            if node.slice.value in self.defaults:  # FIELDS["name"] of the fields of a dataclass
+                return self.defaults[node.slice.value]
             raise _Unreadable
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
             left, right = self._value(node.left), self._value(node.right)

@@ -48,7 +48,7 @@ def lab_dir() -> Path:
 
 
 def shipped(kind: str) -> Path:
-    """Directory of shipped ``inventories``, ``playbooks`` or ``patches``."""
+    """Directory of shipped ``inventories``, ``playbooks`` or ``patches``, or of the package ``ddtree_sglang``."""
     for root in (_PACKAGE.parent, _PACKAGE / "data"):
         if (root / kind).is_dir() and (root != _PACKAGE.parent or (root / "pyproject.toml").is_file()):
             return root / kind

@@ -79,9 +79,8 @@ def show(hosts: Hosts = None, inventory: InventoryOption = None, as_json: JsonOp
             markup=False,
             soft_wrap=True,
         )
-        out.print(
-            f"    {shlex.join(launch_argv(service, target.node))}", markup=False, soft_wrap=True, style="dim"
-        )
+        words = launch_argv(service, target.node, target.runtime.dialect)
+        out.print(f"    {shlex.join(words)}", markup=False, soft_wrap=True, style="dim")
         for name, source in service.secrets.items():
             out.print(
                 f"    secret {name} from {redact(str(source))}", markup=False, soft_wrap=True, style="dim"

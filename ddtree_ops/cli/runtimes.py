@@ -61,8 +61,10 @@ def build(runtime: Name, inventory: InventoryOption = None, as_json: JsonOption 
     _say(
         f"{bundle.name}: {len(bundle.files)} files, {bundle.size / 1e6:.1f} MB, from {bundle.base} in {bundle.root}"
     )
-    for patch in bundle.patches:
-        _say(f"with {patch}")
+    for part in (*bundle.patches, *filter(None, [bundle.overlay])):
+        _say(f"with {part}")
+    if bundle.left_out:
+        _say(f"without an overlay: {bundle.left_out}")
 
 
 @runtime_app.command("show")
@@ -73,6 +75,7 @@ def show(runtime: Name, inventory: InventoryOption = None, as_json: JsonOption =
     spec = _spec(runtime, inventory)
     description = load_description(spec.description)
     patches = description.select(spec.patches)
+    overlay = None if spec.overlay == "none" else description.overlay
     if as_json:
         print_json(
             {
@@ -82,6 +85,7 @@ def show(runtime: Name, inventory: InventoryOption = None, as_json: JsonOption =
                 "python": spec.python,
                 "sha256": None if spec.base else description.base.wheels.get(spec.python),
                 "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+                "overlay": overlay and overlay.to_json(),
             }
         )
         return
@@ -90,11 +94,11 @@ def show(runtime: Name, inventory: InventoryOption = None, as_json: JsonOption =
         or f"{description.base.requirement} {spec.python} {description.base.wheels.get(spec.python, '')}"
     )
     out.print(f"{spec.name}: {description.summary}", markup=False, soft_wrap=True)
-    out.print(f"  base   {base}", markup=False, soft_wrap=True)
-    for patch in patches:
-        out.print(f"  patch  {patch.name}", markup=False, soft_wrap=True)
-    if not patches:
-        out.print("  patch  none", markup=False)
+    out.print(f"  base     {base}", markup=False, soft_wrap=True)
+    for name in [patch.name for patch in patches] or ["none"]:
+        out.print(f"  patch    {name}", markup=False, soft_wrap=True)
+    unless = ", unless the base has DDTREE itself" if overlay and spec.base else ""
+    out.print(f"  overlay  {overlay.label if overlay else 'none'}{unless}", markup=False, soft_wrap=True)
 
 
 @runtime_app.command("verify")
@@ -144,8 +148,9 @@ def vendor(
 
 @patch_app.command("list")
 def list_patches(as_json: JsonOption = False) -> None:
-    """The shipped patch series."""
+    """The shipped patch series, and the overlay that goes with each."""
     from ddtree_ops.runtime import list_descriptions, load_description
+    from ddtree_ops.runtime.overlay import SUMMARY
 
     descriptions = [load_description(name) for name in list_descriptions()]
     if as_json:
@@ -155,6 +160,7 @@ def list_patches(as_json: JsonOption = False) -> None:
                     "runtime": item.name,
                     "base": item.base.requirement,
                     "patches": [patch.name for patch in item.patches],
+                    "overlay": item.overlay and item.overlay.to_json(),
                 }
                 for item in descriptions
             ]
@@ -164,6 +170,8 @@ def list_patches(as_json: JsonOption = False) -> None:
         out.print(f"{item.name}  on {item.base.requirement}", markup=False, style="bold")
         for patch in item.patches:
             out.print(f"  {patch.name}: {patch.subject}", markup=False, soft_wrap=True)
+        if item.overlay is not None:
+            out.print(f"  {item.overlay.label}: {SUMMARY}", markup=False, soft_wrap=True)
 
 
 @patch_app.command("check")
@@ -183,10 +191,11 @@ def check(
     service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell pristine, patched, foreign and leftover diagnostics, and prove the graph sizing on the source itself.
+    """Tell pristine, patched, foreign and leftover diagnostics, and prove the graph sizing on the source itself; say
+    whether DDTREE is there, by the overlay or by the tree itself.
 
     Exit code 0: known files, target-verify sized for budget + 1; 5: wrong size, or diagnostics left in; 8: foreign
-    files that nobody can vouch for.
+    files, or an altered overlay, that nobody can vouch for.
     """
     result = _check(what, inventory, service, block_size, budget)
     if as_json:
@@ -226,9 +235,11 @@ def _check(
     with open_session(target) as session:
         if session.read_file(f"{current}/manifest.json") is None:
             raise NotDeployed(target.service.unit, target.host.name)
+        found = session.hash_tree(current) or ()
         return check_source(
             lambda path: session.read_file(f"{current}/{path}"),
             where=f"{target.host.name}:{current}",
+            hashes={entry.path: entry.sha256 for entry in found},
             description=target.runtime.description,
             block_size=block_size or (speculative.block_size if speculative else 8),
             budget=budget or (speculative.budget if speculative else None) or 32,
@@ -252,5 +263,10 @@ def _print_check(what: str, result: PatchCheck) -> None:
         out.print(table)
     if result.sentence:
         out.print(f"  {result.sentence}", markup=False, soft_wrap=True)
+    if result.overlay is not None:
+        style = "" if result.overlay.ok else "yellow"
+        out.print(f"  {result.overlay.summary}", markup=False, soft_wrap=True, style=style)
+        for difference in result.overlay.differences:
+            out.print(f"    {difference}", markup=False, soft_wrap=True, style=style)
     for leftover in result.leftovers:
         out.print(f"  leftover diagnostic: {leftover}", markup=False, soft_wrap=True, style="yellow")

@@ -264,7 +264,8 @@ class Deployment:
                 self.expected.check(self.plan, observed)
             if not self.plan.empty:
                 self.frame.say("build", self.plan.short())
-            self.frame.note = f"{bundle.name} {bundle.digest[:12]}, {count(len(bundle.patches), 'patch')}"
+            parts = ", ".join([count(len(bundle.patches), "patch"), *filter(None, [bundle.overlay])])
+            self.frame.note = f"{bundle.name} {bundle.digest[:12]}, {parts}"
 
     def push(self) -> None:
         """Publish the release; where it is already there, verify every file of it on disk."""

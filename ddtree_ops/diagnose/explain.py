@@ -99,9 +99,7 @@ def _in_graph_runner(frames: Sequence[Frame]) -> bool:
 
 
 def _at(frames: Sequence[Frame]) -> str:
-    frame = next(
-        (frame for frame in reversed(frames) if "/sglang/" in frame.file), frames[-1] if frames else None
-    )
+    frame = next((frame for frame in reversed(frames) if frame.engine), frames[-1] if frames else None)
     return f"{tail(frame.file)}:{frame.line} ({frame.function})" if frame else ""
 
 

@@ -157,9 +157,7 @@ def fingerprint(kind: str, message: str, frame: Frame | None) -> str:
 
 
 def _sglang_frame(frames: Sequence[Frame]) -> Frame | None:
-    return next(
-        (frame for frame in reversed(frames) if "/sglang/" in frame.file), frames[-1] if frames else None
-    )
+    return next((frame for frame in reversed(frames) if frame.engine), frames[-1] if frames else None)
 
 
 def _clip(text: str, limit: int = _TEXT) -> str:

@@ -102,7 +102,9 @@ def frames_of(traceback: Sequence[str]) -> tuple[Frame, ...]:
 
 
 def _inside(path: str) -> str:
-    """A frame's file within a tree (``sglang/srt/...``); empty for one outside of sglang."""
+    """A frame's file within a tree (``sglang/srt/...``, ``ddtree_sglang/...``); empty for one outside of it."""
+    if "/ddtree_sglang/" in path:
+        return f"ddtree_sglang/{path.rpartition('/ddtree_sglang/')[2]}"
     return f"sglang/{path.rpartition('/sglang/')[2]}" if "/sglang/" in path else ""
 
 

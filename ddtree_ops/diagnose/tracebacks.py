@@ -51,6 +51,11 @@ class Frame:
     function: str
     code: str = ""
 
+    @property
+    def engine(self) -> bool:
+        """True for a file of sglang, or of the overlay beside it."""
+        return "/sglang/" in self.file or "/ddtree_sglang/" in self.file
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.function}"
 

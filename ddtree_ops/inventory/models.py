@@ -304,6 +304,10 @@ class Service(_Model):
     lint: Lint = Field(default_factory=Lint)
 
 
+FlagName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-+[a-z0-9]+)*$")]
+TreeFlag = Annotated[str, Field(pattern=r"^speculative-ddtree-(budget|topk-cap|budget-schedule)$")]
+
+
 class RuntimeSpec(_Model):
     """Which runtime: a description (base wheel + patch series) and, if wished, another base or fewer patches."""
 
@@ -320,7 +324,15 @@ class RuntimeSpec(_Model):
     patches: list[str] | None = Field(
         default=None, description="left out: the whole series; []: the base as it is"
     )
-    plugin_flags: dict[Annotated[str, Field(pattern=r"^[a-z0-9]+(-+[a-z0-9]+)*$")], list[str]] = Field(
+    overlay: Literal["auto", "none"] = Field(
+        default="auto",
+        description="auto: the DDTREE of this project is put in, unless the base has one; none: it is left out",
+    )
+    dialect: dict[TreeFlag, FlagName] = Field(
+        default_factory=dict,
+        description="what a base of your own calls the flags of a tree: our name -> its name, without dashes",
+    )
+    plugin_flags: dict[FlagName, list[str]] = Field(
         default_factory=dict,
         description="flags and choices that an sglang plugin in the venv adds and the runtime's own source does not "
         "show: flag name without dashes -> further choices, [] for any value",

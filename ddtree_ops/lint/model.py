@@ -159,6 +159,11 @@ class Case:
         return self.algorithm == "DDTREE"
 
     @property
+    def overlay(self) -> bool:
+        """True where that is done by the overlay of this project."""
+        return self.tree and self.facts.overlay
+
+    @property
     def block(self) -> bool:
         """True for the block drafters, which share the refusals of 0.5.11's DFLASH."""
         return self.algorithm in ("DDTREE", "DFLASH")
@@ -172,6 +177,12 @@ class Case:
         if self.tree:
             return None if speculative.budget is None else speculative.budget + 1
         return speculative.block_size if self.block else None
+
+    @property
+    def _speculative(self) -> tuple[tuple[str, str], ...]:
+        """Flags of ``speculative`` as the runtime calls them, and their fields."""
+        names = self.target.runtime.dialect
+        return tuple((names.get(key, key), name) for key, name in _SPECULATIVE)
 
     @property
     def arch(self) -> str:
@@ -192,7 +203,7 @@ class Case:
             found.append((key, getattr(service, name), (name,), True))
         if service.drafter is not None and service.speculative is not None:
             found.append(("speculative-draft-model-path", service.drafter, ("drafter",), True))
-        for key, name in _SPECULATIVE if service.speculative else ():
+        for key, name in self._speculative if service.speculative else ():
             if name != "block_size" or self.block:
                 value = getattr(service.speculative, name)
                 found.append((key, value, ("speculative", name), True))
@@ -209,7 +220,9 @@ class Case:
         """The field of the service that a flag belongs to, whether or not it is set; None where there is none."""
         fields = [*_FIELDS, ("speculative-draft-model-path", "drafter"), *((key, "nodes") for key in _NODES)]
         fields += [
-            (key, f"speculative.{name}") for key, name in _SPECULATIVE if name != "block_size" or self.block
+            (key, f"speculative.{name}")
+            for key, name in self._speculative
+            if name != "block_size" or self.block
         ]
         return next((name for key, name in fields if f"--{key}" in flag.options), None)
 

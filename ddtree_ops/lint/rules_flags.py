@@ -59,6 +59,22 @@ def _named(name: str, case: Case) -> str:
     return f"args.{name}" if flags and flags.find(f"--{name}") else name
 
 
+def _otherwise(case: Case, given: Given) -> str:
+    """What to do about a field whose flag the runtime lacks: it may have one of another name."""
+    runtime = f"runtimes.{case.target.runtime.name}"
+    plugin = f"or declare {runtime}.plugin_flags if a plugin in the venv adds it"
+    if given.path[0] != "speculative" or case.facts.flags is None:
+        return f"leave it out; {plugin}"
+    words = set(given.path[-1].split("_"))
+    known = [name.lstrip("-") for name in case.facts.flags.options if name.startswith("--speculative-")]
+    others = {"ngram", "eagle"}  # of other algorithms
+    alike = [name for name in known if words & set(name.split("-")) and not others & set(name.split("-"))]
+    near = difflib.get_close_matches(given.key, alike, n=3, cutoff=0.5)
+    own = f"this tree may call it {' or '.join(near)}: " if near else "this tree calls it otherwise: "
+    name = near[0] if near else "ITS-NAME"
+    return f"{own}declare {runtime}.dialect: {{{given.key}: {name}}}; {plugin}"
+
+
 @rule(
     "unknown-flag",
     Severity.ERROR,
@@ -73,10 +89,7 @@ def _unknown(case: Case) -> Iterator[Found]:
         known = [name.lstrip("-") for name in case.facts.flags.options] if case.facts.flags else []
         near = difflib.get_close_matches(given.key, known, n=1, cutoff=0.75)
         if given.typed:
-            change = (
-                "this tree calls it otherwise: name its flags with args, or declare plugin_flags of the runtime "
-                "if a plugin in the venv adds it"
-            )
+            change = _otherwise(case, given)
         else:
             change = (
                 f"did you mean {near[0]}?"
@@ -141,7 +154,7 @@ def _abbreviated(case: Case) -> Iterator[Found]:
             if given.typed:
                 yield Found(
                     f"this runtime has no flag --{given.key} and takes it for --{name}",
-                    "this tree calls it otherwise: name its flags with args, or declare plugin_flags of the runtime",
+                    _otherwise(case, given),
                     given.path,
                     Severity.ERROR,
                     reason="The value goes to another setting.",

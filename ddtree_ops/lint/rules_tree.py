@@ -34,22 +34,23 @@ def _mla(case: Case) -> bool:
     "algorithm",
     Severity.ERROR,
     "a speculative algorithm that the runtime does not have",
-    reason="The released sglang 0.5.11 has DFLASH, the linear drafter, and no DDTREE; argparse ends the process with exit "
-    "status 2.",
+    reason="The released sglang 0.5.11 has DFLASH, the linear drafter, and no DDTREE; the overlay of this project adds it. "
+    "argparse ends the process with exit status 2.",
     sources=[Cite(_ARGS, 5367, 'choices=["DFLASH", "EAGLE"'), "the runtime's own add_argument calls"],
 )
 def _algorithm(case: Case) -> Iterator[Found]:
     given = case.arg("speculative-algorithm")
     if given is None or not given.typed or given.flag is None or given.flag.allows(case.algorithm):
         return
-    runtime = case.target.runtime.name
+    runtime = case.target.runtime
     known = ", ".join(str(choice) for choice in given.flag.choices or ())
-    yield Found(
-        f"runtime {runtime} has no {case.algorithm} (it has {known})",
-        f"set runtimes.{runtime}.base to a tree or wheel that has {case.algorithm}; or, if an sglang plugin in the venv "
-        f"adds it, declare runtimes.{runtime}.plugin_flags: {{speculative-algorithm: [{case.algorithm}], ...}}",
-        given.path,
+    change = (
+        f"set runtimes.{runtime.name}.base to a tree or wheel that has {case.algorithm}; or, if an sglang plugin in the "
+        f"venv adds it, declare runtimes.{runtime.name}.plugin_flags: {{speculative-algorithm: [{case.algorithm}], ...}}"
     )
+    if case.tree and runtime.overlay == "none":
+        change = f"remove runtimes.{runtime.name}.overlay: the overlay adds {case.algorithm}; or {change}"
+    yield Found(f"runtime {runtime.name} has no {case.algorithm} (it has {known})", change, given.path)
 
 
 @rule(
@@ -57,7 +58,8 @@ def _algorithm(case: Case) -> Iterator[Found]:
     Severity.WARN,
     "DDTREE on a graph runner that is sized by the draft block",
     reason="The target-verify graph holds block_size tokens a request and is sent budget + 1: the first request kills the "
-    "engine (The size of tensor a must match the size of tensor b).",
+    "engine (The size of tensor a must match the size of tensor b). The overlay of this project finds it at the end of "
+    "the load and does not start.",
     sources=[Cite(_RUNNER, 630, "self.num_tokens_per_bs = self.speculative_num_draft_tokens"), "patch 0001"],
 )
 def _graph_size(case: Case) -> Iterator[Found]:
@@ -240,6 +242,8 @@ def _attention_backend(case: Case) -> Iterator[Found]:
         yield Found(f"{backend} ignores the tree mask", _TRITON, path)
     elif backend == "flashinfer" and _mla(case):
         yield Found("flashinfer is flashinfer_mla for this model, which ignores the tree mask", _TRITON, path)
+    elif case.overlay:
+        yield Found(f"the overlay takes no other backend than triton, not {backend}", _TRITON, path)
     elif backend in ("flashinfer", "fa3", "fa4"):
         how = (
             "only where the mask is there when the graphs are captured, and never for a model with MLA"
@@ -276,8 +280,18 @@ def _default_backend(case: Case) -> Iterator[Found]:
             "on sm90 sglang picks fa3 by itself",
             _TRITON,
             ("args",),
+            Severity.ERROR if case.overlay else Severity.WARN,
+            reason="The overlay refuses it at the start."
+            if case.overlay
+            else "fa3 honours the tree mask only as a cascade of topk > 1.",
+        )
+    elif case.overlay and case.arch and not _mla(case):
+        yield Found(
+            "for a model without MLA sglang picks flashinfer by itself where it is installed",
+            _TRITON,
+            ("args",),
             Severity.WARN,
-            reason="fa3 honours the tree mask only as a cascade of topk > 1.",
+            reason="The overlay refuses it at the start.",
         )
     elif not case.arch:
         yield Found(
@@ -285,6 +299,63 @@ def _default_backend(case: Case) -> Iterator[Found]:
             f"describe hosts.{case.target.host.name}.gpu, or {_TRITON}",
             ("args",),
             Severity.INFO,
+        )
+
+
+_REFUSED = {
+    "attn-cp-size": (1.0, "context parallelism"),
+    "enable-single-batch-overlap": (None, "single-batch overlap"),
+    "enable-pdmux": (None, "PD multiplexing"),
+    "enable-lora": (None, "LoRA adapters"),
+    "tokenizer-worker-num": (1.0, "several tokenizer workers, which load no plugins"),
+    "speculative-accept-threshold-single": (1.0, "an acceptance threshold below 1"),
+    "speculative-accept-threshold-acc": (1.0, "an acceptance threshold below 1"),
+}
+"""Flags that the overlay refuses -> the value that it takes (None: none), and what they are."""
+
+
+@rule(
+    "overlay-refuses",
+    Severity.ERROR,
+    "what the DDTREE of the overlay refuses, and variables that switch it or its check off",
+    reason="The start ends with a text that says what to change.",
+    sources=["ddtree_sglang/check.py", "sglang 0.5.11 srt/plugins/__init__.py"],
+)
+def _overlay_refuses(case: Case) -> Iterator[Found]:
+    if not case.overlay:
+        return
+    for key, (taken, what) in _REFUSED.items():
+        given = case.arg(key)
+        if given is not None and (taken is None or case.number(key) not in (None, taken)):
+            yield Found(f"DDTREE does not run with {what}", f"remove args.{given.key}", given.path)
+    verify = _verify_backend(case)
+    for key in ("prefill-attention-backend", "decode-attention-backend"):
+        given = case.arg(key)
+        if (
+            given is not None
+            and given.words not in ((), ("triton",))
+            and (verify or ("", ()))[1] != given.path
+        ):
+            yield Found(
+                f"the overlay takes no other backend than triton, not {given.words[0]}",
+                _TRITON.replace("attention-backend", key),
+                given.path,
+            )
+    plugins = case.service.environment.get("SGLANG_PLUGINS", "")
+    if plugins and "ddtree" not in [name.strip() for name in plugins.split(",")]:
+        yield Found(
+            "SGLANG_PLUGINS leaves the plugin ddtree out, so that the runtime has no DDTREE",
+            "add ddtree to it, or remove it",
+            ("environment", "SGLANG_PLUGINS"),
+            reason="sglang loads only the plugins that it lists; argparse then ends the process with exit status 2.",
+        )
+    if case.service.environment.get("DDTREE_SKIP_SELF_CHECK") == "1":
+        yield Found(
+            "the self-check of the DDTREE worker is switched off",
+            "remove it once the crash is reproduced",
+            ("environment", "DDTREE_SKIP_SELF_CHECK"),
+            Severity.WARN,
+            reason="An engine whose parts disagree about the size of the tree then serves: it crashes, or answers wrong.",
         )
 
 

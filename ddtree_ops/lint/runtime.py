@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops import launchflags, sizing
-from ddtree_ops.launchflags import ARGS_PATH, Flag, FlagsError, FlagSet, read_flags
+from ddtree_ops.launchflags import (
+    ARGS_PATH,
+    PLUGIN_PATH,
+    Flag,
+    FlagsError,
+    FlagSet,
+    read_flags,
+    read_plugin,
+)
 from ddtree_ops.runtime.kept import place_of
 
 if TYPE_CHECKING:
@@ -35,11 +43,13 @@ class RuntimeFacts:
     :param problem: then why.
     :param sized_by: what the target-verify graph of a DDTREE worker is sized by: ``budget`` (budget + 1, right),
         ``block`` (block_size: the first request dies), or empty where that is not known.
+    :param overlay: DDTREE comes from the overlay of this project.
     """
 
     flags: FlagSet | None
     problem: str = ""
     sized_by: str = ""
+    overlay: bool = False
 
     def with_plugins(self, extra: Mapping[str, Sequence[str]]) -> RuntimeFacts:
         """The same with what plugins of the venv add."""
@@ -79,6 +89,7 @@ def _facts_of(bundle: Bundle) -> RuntimeFacts:
                     FlagSet.from_json(kept["flags"]) if kept["flags"] else None,
                     str(kept["problem"]),
                     str(kept["sized_by"]),
+                    bool(kept["overlay"]),
                 )
     facts = read_facts(bundle.root)
     if place is not None:
@@ -89,6 +100,7 @@ def _facts_of(bundle: Bundle) -> RuntimeFacts:
             "flags": flags,
             "problem": facts.problem,
             "sized_by": facts.sized_by,
+            "overlay": facts.overlay,
         }
         _write(place, record)
     return facts
@@ -103,14 +115,16 @@ def read_facts(root: Path) -> RuntimeFacts:
         except OSError:
             return None
 
-    source = read(ARGS_PATH)
+    source, plugin = read(ARGS_PATH), read(PLUGIN_PATH)
     flags, problem = None, f"there is no {ARGS_PATH}"
     if source is not None:
         try:
             flags, problem = read_flags(source, read), ""
+            if plugin is not None:
+                flags = read_plugin(flags, plugin, read)
         except FlagsError as error:
             problem = str(error)
-    return RuntimeFacts(flags, problem, _sized_by(read(sizing.RUNNER_PATH)))
+    return RuntimeFacts(flags, problem, _sized_by(read(sizing.RUNNER_PATH)), plugin is not None)
 
 
 def _sized_by(source: str | None) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddtree_ops.runtime.bundle import Bundle, build, known_bundle, open_bundle
     from ddtree_ops.runtime.description import Description, PatchFile, list_descriptions, load_description
+    from ddtree_ops.runtime.overlay import Overlay
+    from ddtree_ops.runtime.overlaycheck import OverlayCheck, OverlayState
     from ddtree_ops.runtime.patchcheck import (
         Leftover,
         PatchCheck,
@@ -30,6 +32,9 @@ __all__ = [
     "Description",
     "Difference",
     "Leftover",
+    "Overlay",
+    "OverlayCheck",
+    "OverlayState",
     "PatchCheck",
     "PatchFile",
     "PatchState",
@@ -54,6 +59,9 @@ _HOMES = {
     "Description": "description",
     "Difference": "verify",
     "Leftover": "patchcheck",
+    "Overlay": "overlay",
+    "OverlayCheck": "overlaycheck",
+    "OverlayState": "overlaycheck",
     "PatchCheck": "patchcheck",
     "PatchFile": "description",
     "PatchState": "patchcheck",

@@ -3,7 +3,7 @@
 Kept as ``cache_dir()/bundles/DIGEST/tree`` with ``manifest.json`` beside it. Digest and manifest cover path, mode, size
 and sha256 of every file and nothing else: no time, user, order or origin, so that a release has one manifest whoever
 built it. ``bundles/index/KEY`` remembers which digest came of which input, so that a second build with the same input
-only reads the manifest; base and patches stand there and, in a vendored tree, in ``origin.json``.
+only reads the manifest; base, patches and overlay stand there and, in a vendored tree, in ``origin.json``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ddtree_ops.errors import BuildError, OpsError
 from ddtree_ops.paths import cache_dir
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.runtime.description import Description, PatchFile, load_description
+from ddtree_ops.runtime.overlay import DDTREE, OVERLAY, Overlay, brings_own, flags_of
 from ddtree_ops.runtime.series import Content, apply_series
 from ddtree_ops.runtime.tree import (
     DirectoryTree,
@@ -65,12 +66,14 @@ class Bundle:
     """A built runtime on this machine.
 
     :param digest: 64 hex digits; names the content.
-    :param root: directory whose children are the tree (``sglang/``, ``sglang-0.5.11.dist-info/``).
+    :param root: directory whose children are the tree (``sglang/``, ``sglang-0.5.11.dist-info/``, and those of the
+        overlay).
     :param files: sorted by path; modes are 0o644 or 0o755.
     :param manifest: canonical JSON of digest and files, as published beside the tree on a host.
     :param name: of the runtime; empty where only the files are known.
-    :param origin: ``base`` (with a ``label`` for a person) and ``patches`` (name and sha256, in order); empty where only
-        the files are known.
+    :param origin: ``base`` (with a ``label`` for a person), ``patches`` (name and sha256, in order) and ``overlay``
+        (package, version and sha256; None where there is none; with the key ``left_out`` it says why it was); empty
+        where only the files are known.
     """
 
     digest: str
@@ -89,6 +92,17 @@ class Bundle:
     def patches(self) -> tuple[str, ...]:
         """Names of the patches that were asked for, in order; empty where they are not known."""
         return tuple(patch["name"] for patch in self.origin.get("patches", ()))
+
+    @property
+    def overlay(self) -> str:
+        """Package and version of the overlay that was put in; empty where none was, or it is not known."""
+        known = self.origin.get("overlay") or {}
+        return f"{known['package']} {known['version']}" if known and "left_out" not in known else ""
+
+    @property
+    def left_out(self) -> str:
+        """Why the overlay of the runtime was left out; empty where it was not."""
+        return str((self.origin.get("overlay") or {}).get("left_out", ""))
 
     @property
     def size(self) -> int:
@@ -116,6 +130,7 @@ class Bundle:
             "root": str(self.root),
             "base": self.origin.get("base"),
             "patches": self.origin.get("patches"),
+            "overlay": self.origin.get("overlay"),
             "files": len(self.files),
             "bytes": self.size,
         }
@@ -149,7 +164,8 @@ def known_bundle(spec: RuntimeSpec) -> Bundle | None:
     try:
         description = load_description(spec.description)
         patches = description.select(spec.patches)
-        known = _lookup(_key(_base_of(spec, description, None).identity, patches))
+        identity = _base_of(spec, description, None).identity
+        known = _lookup(_key(identity, patches, _overlay_of(spec, description)))
     except (OpsError, OSError):
         return None
     return known and replace(known, name=spec.name or description.name)
@@ -175,27 +191,56 @@ def known_origins() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:
     description = load_description(spec.description)
-    patches = description.select(spec.patches)
+    patches, overlay = description.select(spec.patches), _overlay_of(spec, description)
     name = spec.name or description.name
     base = _base_of(spec, description, progress)
-    key = _key(base.identity, patches)
+    key = _key(base.identity, patches, overlay)
     known = _lookup(key)
     if known is not None:
         return replace(known, name=name)
 
     with contextlib.closing(base.open()) as tree:
         changes, applied = apply_series(tree.read, patches)
+        why_not = _not_laid(tree, overlay) if overlay else ""
+        if overlay and not why_not:
+            changes = {**changes, **{path: Content(data) for path, data in overlay.files.items()}}
         if progress:
-            fresh = sum(not one.already for one in applied)
-            progress(f"building from {tree.label} with {count(fresh, 'patch')}")
+            fresh = count(sum(not one.already for one in applied), "patch")
+            progress(f"building from {tree.label} with {fresh}{_and_overlay(overlay, why_not)}")
         bundle = _store(tree, changes)
         origin = {
             "base": base.facts(tree),
             "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+            "overlay": overlay and {**overlay.to_json(), **({"left_out": why_not} if why_not else {})},
         }
-    if _key(_base_of(spec, description, None).identity, patches) == key:
+    if _key(_base_of(spec, description, None).identity, patches, overlay) == key:
         _write(_bundles() / "index" / key, _canonical({"digest": bundle.digest, "origin": origin}))
     return replace(bundle, name=name, origin=origin)
+
+
+def _overlay_of(spec: RuntimeSpec, description: Description) -> Overlay | None:
+    return None if spec.overlay == "none" else description.overlay
+
+
+def _not_laid(tree: Tree, overlay: Overlay) -> str:
+    """Why the overlay is left out of a base; empty where it belongs in."""
+    if any(path.startswith(f"{OVERLAY}/") for path in tree.paths()):
+        return f"the base has a {OVERLAY} of its own"
+
+    def read(path: str) -> bytes | None:
+        content = tree.read(path)
+        return None if content is None else content.data
+
+    own = brings_own(flags_of(read), read)
+    if own is None:
+        return f"the flags of the base cannot be read, so that it is not known whether it has {DDTREE}"
+    return f"the base has {DDTREE} itself" if own else ""
+
+
+def _and_overlay(overlay: Overlay | None, why_not: str) -> str:
+    if overlay is None:
+        return ""
+    return f", without {overlay.label}: {why_not}" if why_not else f" and {overlay.label}"
 
 
 def open_bundle(path: str | Path) -> Bundle:
@@ -218,7 +263,7 @@ def open_bundle(path: str | Path) -> Bundle:
         raise _damaged(folder, error) from error
     try:
         recorded = json.loads((folder / ORIGIN).read_bytes())
-        origin = {"base": recorded["base"], "patches": recorded["patches"]}
+        origin = {name: recorded.get(name) for name in ("base", "patches", "overlay")}
         known = replace(bundle, name=str(recorded["name"]), origin=origin)
         return known if isinstance(known.base, str) and known.patches is not None else bundle
     except (OSError, ValueError, KeyError, TypeError):
@@ -263,8 +308,10 @@ def _bundles() -> Path:
     return cache_dir() / "bundles"
 
 
-def _key(identity: Mapping[str, Any], patches: Sequence[PatchFile]) -> str:
-    content = [_SCHEMA, identity, [[patch.name, patch.sha256] for patch in patches]]
+def _key(identity: Mapping[str, Any], patches: Sequence[PatchFile], overlay: Overlay | None) -> str:
+    content: list[Any] = [_SCHEMA, identity, [[patch.name, patch.sha256] for patch in patches]]
+    if overlay is not None:
+        content.append(overlay.sha256)
     return hashlib.sha256(_canonical(content)).hexdigest()
 
 

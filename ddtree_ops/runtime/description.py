@@ -1,4 +1,4 @@
-"""A runtime description: ``patches/NAME/runtime.yaml`` and the patches beside it."""
+"""A runtime description: ``patches/NAME/runtime.yaml``, the patches beside it and the overlay that it names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.yaml_source import Document, Problem, load_model, suggestion
 from ddtree_ops.paths import shipped
+from ddtree_ops.runtime.overlay import Overlay
 
 __all__ = [
     "BaseWheel",
@@ -30,6 +31,8 @@ FILE_NAME = "runtime.yaml"
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Tag = Annotated[str, Field(pattern=r"^cp3\d+$")]
 _Inside = Annotated[str, Field(pattern=r"^sglang/[^\s]+$")]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*$")]
+_Target = Annotated[str, Field(pattern=r"^ddtree_sglang(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 _TOUCHED = re.compile(rb"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 _NEW_FILE = re.compile(rb"^diff --git a/\S+ b/(\S+)\nnew file mode ", re.MULTILINE)
 _QUOTED = re.compile(rb"^diff --git (?!a/\S+ b/\S+$)", re.MULTILINE)
@@ -52,12 +55,19 @@ class BaseWheel(_Model):
         return self.requirement.partition("==")[2]
 
 
+class _Overlay(_Model):
+    package: Literal["ddtree_sglang"]
+    version: str = Field(pattern=r"^[0-9]+(\.[0-9]+)*$")
+    entry_points: dict[_Name, dict[_Name, _Target]] = Field(min_length=1)
+
+
 class _File(_Model):
     name: str = Field(pattern=r"^[A-Za-z0-9._+-]+$")
     summary: str = ""
     base: BaseWheel
     patches: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._+-]+\.patch$")]]
     pristine: dict[_Inside, _Sha256] = Field(default_factory=dict)
+    overlay: _Overlay | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,7 @@ class Description:
     :param directory: where ``runtime.yaml`` and the patches are.
     :param patches: the whole series, in order.
     :param pristine: sha256, in the base, of every file that the series changes.
+    :param overlay: the package that is put beside ``sglang/``; None: none.
     """
 
     name: str
@@ -120,6 +131,7 @@ class Description:
     base: BaseWheel
     patches: tuple[PatchFile, ...]
     pristine: Mapping[str, str]
+    overlay: Overlay | None = None
 
     def select(self, names: Sequence[str] | None) -> tuple[PatchFile, ...]:
         """Patches by name, by number (``0001``) or by name without ``.patch``, in the order of the series.
@@ -161,11 +173,28 @@ def load_description(name_or_path: str | Path) -> Description:
 
     loaded = load_model(path, _File, interpolate=False, what="runtime description", extra=extra)
     patches = tuple(PatchFile(name, (path.parent / name).read_bytes()) for name in loaded.patches)
-    return Description(loaded.name, loaded.summary, path.parent, loaded.base, patches, loaded.pristine)
+    named, overlay = loaded.overlay, None
+    if named is not None:
+        overlay = Overlay(
+            named.package,
+            named.version,
+            loaded.base.requirement,
+            named.entry_points,
+            _package(path.parent, named.package),
+        )
+    return Description(
+        loaded.name, loaded.summary, path.parent, loaded.base, patches, loaded.pristine, overlay
+    )
+
+
+def _package(directory: Path, name: str) -> Path:
+    """The package of an overlay: one of your own beside ``runtime.yaml``, else the shipped one."""
+    own = directory / name
+    return own if own.is_dir() else shipped(name)
 
 
 def description_state(name_or_path: str | Path) -> list[list[str]]:
-    """Names and sha256 of the files of a description: what :func:`load_description` would read.
+    """Names and sha256 of the files of a description, without those of its overlay.
 
     :raises ConfigError: there is none.
     """
@@ -216,4 +245,22 @@ def _problems(document: Document, loaded: _File, directory: Path) -> list[Proble
                 found.append(
                     document.problem(("pristine",), f"has no sha256 for {touched}, which {name} changes")
                 )
+    return [*found, *_overlay_problems(document, loaded.overlay, directory)]
+
+
+def _overlay_problems(document: Document, overlay: _Overlay | None, directory: Path) -> list[Problem]:
+    if overlay is None:
+        return []
+    try:
+        package = _package(directory, overlay.package)
+    except FileNotFoundError:
+        return [document.problem(("overlay", "package"), f"there is no package {overlay.package}")]
+    found = []
+    for group, points in overlay.entry_points.items():
+        for name, value in points.items():
+            inside = value.partition(":")[0].split(".")[1:]
+            module = package.joinpath(*inside)
+            if not module.with_suffix(".py").is_file() and not (module / "__init__.py").is_file():
+                where = ("overlay", "entry_points", group, name)
+                found.append(document.problem(where, f"{value}: there is no such module in {package}"))
     return found

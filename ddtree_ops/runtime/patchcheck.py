@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ddtree_ops.results import Verdict
 from ddtree_ops.runtime.description import Description, description_state, load_description
 from ddtree_ops.runtime.kept import key_of, place_of, read_kept, write_kept
+from ddtree_ops.runtime.overlaycheck import OverlayCheck, check_overlay
 from ddtree_ops.runtime.series import Content, peel_series
 from ddtree_ops.runtime.series import __file__ as series_code
 from ddtree_ops.runtime.tree import explained, open_tree
@@ -87,6 +88,7 @@ class PatchCheck:
         is no RECORD to compare with. A tree with DDTree has many: they are told, not judged.
     :param sizing: what the file found gives; None where it cannot be told, see ``sizing_error``.
     :param unpatched: what it gives without the patches; None for a foreign file without them.
+    :param overlay: what there is of the overlay; None where nobody looked, or the description has none.
     """
 
     where: str
@@ -102,13 +104,17 @@ class PatchCheck:
     sizing: Sizing | None
     sizing_error: str
     unpatched: Sizing | None
+    overlay: OverlayCheck | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """Fail: leftovers, or graphs of the wrong size. Inconclusive: foreign, missing, or sizing not understood."""
+        """Fail: leftovers, or graphs of the wrong size. Inconclusive: foreign, missing, sizing not understood, or an
+        overlay that is not as shipped."""
         if self.leftovers or (self.sizing is not None and not self.sizing.ok):
             return Verdict.FAIL
         if self.sizing is None or self.state in (PatchState.FOREIGN, PatchState.MISSING):
+            return Verdict.INCONCLUSIVE
+        if self.overlay is not None and not self.overlay.ok:
             return Verdict.INCONCLUSIVE
         return Verdict.PASS
 
@@ -171,6 +177,7 @@ class PatchCheck:
             "sizing_error": self.sizing_error,
             "unpatched": self.unpatched.to_json() if self.unpatched else None,
             "sentence": self.sentence,
+            "overlay": self.overlay.to_json() if self.overlay else None,
         }
 
 
@@ -212,7 +219,7 @@ def check_path(
         record: Content | None = None
         searched = 0
         for name, content in tree.walk():
-            if name.endswith(".dist-info/RECORD"):
+            if name.startswith("sglang-") and name.endswith(".dist-info/RECORD"):
                 record = content
             if name.endswith(".py"):
                 searched += 1
@@ -221,7 +228,9 @@ def check_path(
                 leftovers.append(Leftover(name, 0, "left by an editor or by patch"))
             hashes[name] = _urlsafe(content.data)
         edited = None if record is None else _edited(record.data, hashes, _touched(known))
-        return _judge(str(path), known, tree.read, leftovers, searched, edited, block_size, budget)
+        found = _judge(str(path), known, tree.read, leftovers, searched, edited, block_size, budget)
+        overlay = _overlay(known, {name: _hex(digest) for name, digest in hashes.items()}, tree.read)
+        return replace(found, overlay=overlay)
 
 
 def check_source(
@@ -231,10 +240,13 @@ def check_source(
     description: str | Description = DEFAULT_DESCRIPTION,
     block_size: int = 8,
     budget: int | None = 32,
+    hashes: Mapping[str, str] | None = None,
 ) -> PatchCheck:
     """The same over any reader, such as the files of a host; only the files that the series changes are read.
 
     :param read: content by path relative to the tree (``sglang/srt/...``), None where there is no such file.
+    :param hashes: hex sha256 by path of all files of the tree, or of its overlay: then the overlay is looked at, and
+        the files of the flags are read. None: it is not.
     :raises BuildError: git is missing.
     """
     known = _description(description)
@@ -253,7 +265,18 @@ def check_source(
         if content is not None:
             searched += 1
             leftovers += find_leftovers(path, content.data)
-    return _judge(where, known, remembered, leftovers, searched, None, block_size, budget)
+    found = _judge(where, known, remembered, leftovers, searched, None, block_size, budget)
+    return found if hashes is None else replace(found, overlay=_overlay(known, hashes, remembered))
+
+
+def _overlay(
+    known: Description, hashes: Mapping[str, str], read: Callable[[str], Content | None]
+) -> OverlayCheck | None:
+    def data(path: str) -> bytes | None:
+        content = read(path)
+        return None if content is None else content.data
+
+    return None if known.overlay is None else check_overlay(known.overlay, hashes, data)
 
 
 def check_bundle(

@@ -25,7 +25,7 @@ __all__ = [
     "plain_path",
 ]
 
-_BELONGS = re.compile(r"(?:sglang|sglang-[^/]+\.dist-info)/.+", re.DOTALL)
+_BELONGS = re.compile(r"(?:ddtree_)?sglang(?:-[^/]+\.dist-info)?/.+", re.DOTALL)
 _PART = r"(?!\.\.?(?:/|$))[^/\\\x00-\x1f\x7f\ud800-\udfff]+"
 _PLAIN = re.compile(rf"{_PART}(?:/{_PART})*")
 
@@ -46,7 +46,7 @@ def plain_path(path: object) -> bool:
 
 
 class Tree:
-    """Files of ``sglang/`` and ``sglang-*.dist-info/`` by path relative to the tree."""
+    """Files of ``sglang/``, of the overlay and of their ``.dist-info`` folders, by path relative to the tree."""
 
     label: str
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import ENGINE_SECRETS, Node, Service
@@ -43,7 +44,9 @@ def flag_words(flag: str, value: bool | int | float | str | list[int | float | s
     return [flag, text]
 
 
-def launch_argv(service: Service, node: Node | None = None) -> list[str]:
+def launch_argv(
+    service: Service, node: Node | None = None, dialect: Mapping[str, str] | None = None
+) -> list[str]:
     """Words of ``ExecStart``: the venv's Python, ``-m sglang.launch_server``, then flags.
 
     Flags that follow from typed fields of the service come first, ``args`` after them in their order: ``true`` is
@@ -53,6 +56,7 @@ def launch_argv(service: Service, node: Node | None = None) -> list[str]:
     so that both stand for one number); other algorithms take their own flags from ``args``.
 
     :param node: the host's place where one engine runs over several hosts; ``--tp-size`` then counts the GPUs of all.
+    :param dialect: what the runtime calls a flag that a field writes: our name -> its name.
     :raises ConfigError: an ``args`` key that is no flag name, that a typed field already writes, or whose value is
         a secret (the command line of a process can be read by every user of the host).
     """
@@ -78,7 +82,7 @@ def launch_argv(service: Service, node: Node | None = None) -> list[str]:
         ]
     argv = [f"{service.venv.rstrip('/')}/bin/python", "-m", "sglang.launch_server"]
     written: dict[str, str] = {}
-    for name, value in typed:
+    for name, value in [((dialect or {}).get(name, name), value) for name, value in typed]:
         words = flag_words(f"--{name}", value)
         if words:
             written[name] = "a field of the service"

@@ -253,7 +253,7 @@ def render_unit(target: Target) -> str:
         *_secrets(service, layout),
         " \\\n".join(
             exec_start(
-                launch_argv(service, target.node),
+                launch_argv(service, target.node, target.runtime.dialect),
                 (f"--config {CONFIG_WORD}",) if ENGINE_FILE in secret_files(service) else (),
             )
         ),

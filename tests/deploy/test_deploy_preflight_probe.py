@@ -210,6 +210,10 @@ def test_a_venv_is_read_and_nothing_of_it_is_imported(session, tmp_path):
         (folder / "METADATA").write_text(
             f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n\nName: no\n"
         )
+    (site / "Sglang_Kernel-0.4.2.dist-info/entry_points.txt").write_text(
+        "[console_scripts]\nddtree = no:no\n\n[sglang.srt.plugins]\nddtree = trees.hooks:install\no=o:o\n\n[x]\na = b\n"
+    )
+    (site / "torch-2.10.0.dist-info/entry_points.txt").write_text("[sglang.srt.platforms]\nddtree = no:no\n")
     (site / "torch").mkdir()
     (site / "torch/__init__.py").write_text("raise SystemExit('imported')")
     (tmp_path / "venv/bin").mkdir()
@@ -219,6 +223,10 @@ def test_a_venv_is_read_and_nothing_of_it_is_imported(session, tmp_path):
     venv = look(session, tmp_path / "none", venv=str(tmp_path / "venv")).venv
     assert (venv.there, venv.executable, venv.version, venv.outside) == (True, True, "3.12", True)
     assert venv.packages == {"torch": ("2.10.0", "2.11.0+cu130"), "sglang-kernel": ("0.4.2",)}
+    assert venv.plugins == (
+        ("sglang-kernel", "ddtree", "trees.hooks:install"),
+        ("sglang-kernel", "o", "o:o"),
+    )
 
 
 def test_a_venv_whose_python_cannot_start(session, tmp_path):

@@ -24,7 +24,7 @@ from ddtree_ops.diagnose.library import (
 )
 from ddtree_ops.diagnose.trials import try_signature
 from ddtree_ops.errors import ConfigError
-from ddtree_ops.paths import SIGNATURES, config_dir
+from ddtree_ops.paths import SIGNATURES, config_dir, shipped
 
 LIBRARY = load_library()
 COMMANDS = typer.main.get_command(app)
@@ -52,6 +52,13 @@ def each(signatures: tuple[Signature, ...] = LIBRARY.signatures) -> pytest.MarkD
 @each()
 def test_examples_are_found_first_and_lookalikes_are_not(signature: Signature) -> None:
     assert try_signature(signature, LIBRARY).problems == ()
+
+
+@pytest.mark.parametrize("id", ["ddtree-unpatched", "ddtree-self-check", "ddtree-refused"])
+def test_what_the_overlay_says_is_what_is_looked_for(id: str) -> None:
+    source = (shipped("ddtree_sglang") / "check.py").read_text("utf-8")
+    joined = re.sub(r'"\n\s*f?"', "", source)
+    assert any(text in joined for text in LIBRARY[id].literal)
 
 
 @pytest.mark.parametrize(

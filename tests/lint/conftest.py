@@ -23,15 +23,14 @@ SERVICE: dict[str, Any] = {
 }
 """A service in which lint finds nothing; without ``drafter`` it is not started, only judged."""
 
-RUNTIME: dict[str, Any] = {
-    "name": "r",
-    "plugin_flags": {
-        "speculative-algorithm": ["DDTREE"],
-        "speculative-ddtree-budget": [],
-        "speculative-ddtree-topk-cap": [],
-        "speculative-ddtree-budget-schedule": [],
-    },
+RUNTIME: dict[str, Any] = {"name": "r"}
+DIALECT: dict[str, list[str]] = {
+    "speculative-algorithm": ["DDTREE"],
+    "speculative-ddtree-budget": [],
+    "speculative-ddtree-topk-cap": [],
+    "speculative-ddtree-budget-schedule": [],
 }
+"""A tree with a DDTREE that is not ours."""
 HOST: dict[str, Any] = {"name": "h", "gpu": {"name": "GPU", "count": 8, "arch": "sm120", "memory_gb": 96}}
 
 
@@ -52,14 +51,17 @@ def make_target() -> Callable[[dict[str, Any]], Target]:
 
 @pytest.fixture(scope="session")
 def stock() -> Bundle:
-    """The released wheel."""
-    return build(RuntimeSpec(patches=[]))
+    """The released wheel, without patch and overlay."""
+    return build(RuntimeSpec(patches=[], overlay="none"))
 
 
 @pytest.fixture(scope="session")
 def facts(stock: Bundle) -> dict[str, RuntimeFacts]:
     return {
         "patched": facts_of(build(RuntimeSpec())),
+        "unpatched": facts_of(build(RuntimeSpec(patches=[]))),
+        "without the overlay": facts_of(build(RuntimeSpec(overlay="none"))),
+        "foreign": facts_of(build(RuntimeSpec(overlay="none"))).with_plugins(DIALECT),
         "stock": facts_of(stock),
         "unreadable": RuntimeFacts(None, "there is no such file", "budget"),
     }

@@ -27,6 +27,7 @@ from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.launchflags import Flag
 from ddtree_ops.lint import RuntimeFacts, Severity, lint
+from ddtree_ops.paths import shipped
 from ddtree_ops.runtime import Bundle
 from ddtree_ops.service.argv import launch_argv
 
@@ -153,6 +154,27 @@ def test_every_flag_is_read_as_the_real_file_makes_it(parser: argparse.ArgumentP
         assert (flag.arity == (0, 0)) == (action.nargs == 0), name
         assert action.nargs == 0 or flag.nargs == action.nargs, name
         assert flag.type == getattr(action.type, "__name__", "str"), name
+
+
+def test_the_flags_of_the_overlay_are_read_as_it_adds_them(
+    stock: Bundle, facts: dict[str, RuntimeFacts], monkeypatch: pytest.MonkeyPatch
+):
+    """The overlay's own function is run on the real parser."""
+    monkeypatch.syspath_prepend(str(shipped("ddtree_sglang").parent))
+    parser = real_parser(stock.root)
+    before = {action.option_strings[0] for action in parser._actions}
+    import_module("ddtree_sglang.flags").add_flags(None, parser)
+    known = facts["patched"].flags
+    assert known is not None and not known.partial
+    added = [action for action in parser._actions if action.option_strings[0] not in before]
+    assert len(added) == 3
+    for action in [parser._option_string_actions["--speculative-algorithm"], *added]:
+        flag = known.find(action.option_strings[0])
+        assert flag is not None
+        assert flag.options == tuple(action.option_strings)
+        assert (flag.dest, flag.default, flag.nargs) == (action.dest, action.default, action.nargs)
+        assert (flag.choices or ()) == tuple(action.choices or ())
+        assert flag.type == getattr(action.type, "__name__", "str")
 
 
 def _value(flag: Flag | None, chance: random.Random) -> Any:

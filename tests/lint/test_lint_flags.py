@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from ddtree_ops import launchflags
-from ddtree_ops.launchflags import ARGS_PATH, FlagsError, FlagSet, human_readable_int, read_flags
+from ddtree_ops.launchflags import (
+    ARGS_PATH,
+    Flag,
+    FlagsError,
+    FlagSet,
+    human_readable_int,
+    read_flags,
+    read_plugin,
+)
 from ddtree_ops.lint import RuntimeFacts, facts_of, lint, runtime
 from ddtree_ops.runtime import Bundle
 
@@ -172,6 +180,56 @@ def test_plugins_add_choices_and_flags():
     assert colour and colour.allows("black") and colour.allows("red") and not colour.allows("white")
     assert new and new.allows("anything")
     assert flags.find("--size") is not None
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from pack.names import ALGORITHM
+KINDS = ("a", "b")
+
+@dataclass
+class Fields:
+    width: int = 8
+
+FIELDS = {name: field.default for name, field in Fields.__dataclass_fields__.items()}
+
+def add(parser):
+    parser.add_argument("--width", type=int, default=FIELDS["width"], help="x")
+    parser.add_argument("--kind", choices=list(KINDS), default="a")
+    parser.add_argument("--size", type=int)
+    parser.add_argument("--far", default=FIELDS["gone"])
+"""
+
+
+def with_plugin(plugin: str, names: str = 'ALGORITHM = "DDTREE"\n') -> FlagSet:
+    known = FlagSet((Flag(("--speculative-algorithm",), "a", choices=("DFLASH",)), Flag(("--size",), "size")))
+    return read_plugin(known, plugin, {"pack/names.py": names}.get)
+
+
+def test_the_file_of_a_plugin_adds_flags_and_the_algorithm():
+    flags = with_plugin(PLUGIN)
+    algorithm, width, kind = map(flags.find, ("--speculative-algorithm", "--width", "--kind"))
+    assert algorithm and algorithm.choices == ("DFLASH", "DDTREE")
+    assert width and (width.type, width.default, width.line) == ("int", 8, 0)
+    assert kind and (kind.choices, kind.default) == (("a", "b"), "a")
+    assert [flag.name for flag in flags.flags].count("--size") == 1 and not flags.partial
+    assert FlagSet.from_json(json.loads(json.dumps(flags.to_json()))).flags == flags.flags
+
+
+@pytest.mark.parametrize("names", ["", "ALGORITHM = 7\n", "ALGORITHM = make()\n", "def ("])
+def test_an_algorithm_that_cannot_be_read_is_not_added(names: str):
+    algorithm = with_plugin(PLUGIN, names).find("--speculative-algorithm")
+    assert algorithm and algorithm.choices == ("DFLASH",)
+
+
+def test_a_plugin_that_makes_up_names_of_flags_leaves_them_open():
+    assert with_plugin("for name in names():\n    parser.add_argument(name)\n").partial
+
+
+@pytest.mark.parametrize("text", ["def (", "(" * 500, "\0"])
+def test_a_plugin_that_is_no_python_is_refused_by_name(text: str):
+    with pytest.raises(FlagsError, match=r"ddtree_sglang/flags\.py"):
+        with_plugin(text)
 
 
 def test_sized_by(stock: Bundle, facts):

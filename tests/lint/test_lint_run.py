@@ -176,8 +176,19 @@ def test_the_shipped_lab_is_clean():
     )
 
 
-def test_the_shipped_production_says_what_its_runtime_lacks():
-    done = run("-i", "production", "ct200", "--json")
+def test_the_shipped_production_is_clean():
+    done = run("-i", "production", "--strict")
+    assert done.exit_code == 0, done.output
+    assert "2 targets" in done.output and "0 errors, 0 warnings" in done.output
+
+
+def test_without_the_overlay_production_says_what_its_runtime_lacks(tmp_path: Path):
+    text = (paths.shipped("inventories") / "production.yaml").read_text()
+    path = tmp_path / "site.yaml"
+    path.write_text(
+        text.replace("  sglang-0.5.11-ddtree:\n", "  sglang-0.5.11-ddtree:\n    overlay: none\n", 1)
+    )
+    done = run("-i", str(path), "ct200", "--json")
     assert done.exit_code == 78
     (target,) = json.loads(done.stdout)["targets"]
     (error,) = [one for one in target["findings"] if one["severity"] == "error"]
@@ -193,25 +204,9 @@ def test_the_shipped_production_says_what_its_runtime_lacks():
         "ignored",
     }
     assert error["rule"] == "algorithm"
-    assert "set runtimes.sglang-0.5.11-ddtree.base" in error["change"] and "plugin_flags" in error["change"]
+    assert error["change"].startswith("remove runtimes.sglang-0.5.11-ddtree.overlay: the overlay adds DDTREE")
     line = int(error["place"].rpartition(":")[2])
-    text = (paths.shipped("inventories") / "production.yaml").read_text().splitlines()
-    assert text[line - 1].strip() == "algorithm: DDTREE"
-
-
-def test_production_with_the_plugin_declared_is_clean(tmp_path: Path):
-    text = (paths.shipped("inventories") / "production.yaml").read_text()
-    declared = text.replace(
-        "  sglang-0.5.11-ddtree:\n",
-        "  sglang-0.5.11-ddtree:\n    plugin_flags: {speculative-algorithm: [DDTREE], speculative-ddtree-budget: [], "
-        "speculative-ddtree-topk-cap: [], speculative-ddtree-budget-schedule: []}\n",
-        1,
-    )
-    path = tmp_path / "site.yaml"
-    path.write_text(declared)
-    done = run("-i", str(path), "--strict")
-    assert done.exit_code == 0, done.output
-    assert "0 errors, 0 warnings" in done.output
+    assert path.read_text().splitlines()[line - 1].strip() == "algorithm: DDTREE"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,12 @@ def umask() -> Iterator[Callable[[int], int]]:
 
 def test_the_bundle_is_the_package_and_its_dist_info(patched: Bundle, wheel: Path) -> None:
     assert patched.root.is_dir() and len(patched.digest) == 64
-    assert {entry.path.partition("/")[0] for entry in patched.files} == {"sglang", "sglang-0.5.11.dist-info"}
+    assert {entry.path.partition("/")[0] for entry in patched.files} == {
+        "ddtree_sglang",
+        "ddtree_sglang-0.1.0.dist-info",
+        "sglang",
+        "sglang-0.5.11.dist-info",
+    }
     assert sum(entry.path.startswith("sglang/") for entry in patched.files) == 2529
     assert patched.patches == (PATCH,)
     assert patched.name == "sglang-0.5.11" and patched.base.startswith(
@@ -58,8 +63,9 @@ def test_the_bundle_is_the_package_and_its_dist_info(patched: Bundle, wheel: Pat
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("sglang") and name[-1] != "/"}
         hashes = {name: hashlib.sha256(archive.read(name)).hexdigest() for name in names}
-    assert [e.path for e in patched.files] == sorted(names)
-    assert [e.path for e in patched.files if e.sha256 != hashes[e.path]] == [RUNNER_PATH]
+    ours = [e for e in patched.files if not e.path.startswith("ddtree_sglang")]
+    assert [e.path for e in ours] == sorted(names)
+    assert [e.path for e in ours if e.sha256 != hashes[e.path]] == [RUNNER_PATH]
     assert scan_tree(patched.root) == patched.files
     assert verify_bundle(patched) == ()
 

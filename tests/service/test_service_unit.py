@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from ddtree_ops.errors import ConfigError
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
@@ -58,6 +59,17 @@ def test_golden(path: Path) -> None:
     assert launch_argv(made) == case["argv"]
     if "unit" in case:
         assert render_unit(target(made, **case.get("host", {}))) == case["unit"]
+
+
+def test_a_runtime_with_a_dialect_of_its_own() -> None:
+    made = service(drafter="/m/d", speculative={"algorithm": "DDTREE", "budget": 20, "topk_cap": 4})
+    runtime = RuntimeSpec(dialect={"speculative-ddtree-budget": "speculative-tree-nodes"})
+    there = target(made)
+    plain, other = render_unit(there), render_unit(there.model_copy(update={"runtime": runtime}))
+    assert "--speculative-ddtree-budget 20" in plain
+    assert other == plain.replace("--speculative-ddtree-budget", "--speculative-tree-nodes")
+    with pytest.raises(ValidationError, match="should match pattern"):
+        RuntimeSpec(dialect={"tp-size": "tensor"})
 
 
 def test_there_are_golden_cases() -> None:

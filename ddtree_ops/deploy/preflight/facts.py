@@ -93,6 +93,7 @@ class Venv:
     """The serving venv: ``version`` of its Python (``3.12``), versions of its packages by normalised name.
 
     :param outside: it also sees the packages of the system's Python, which were not looked at.
+    :param plugins: package, name and value of every entry point by which sglang finds a plugin.
     """
 
     there: bool
@@ -101,6 +102,7 @@ class Venv:
     said: str
     outside: bool
     packages: Mapping[str, tuple[str, ...]]
+    plugins: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,13 @@ def parse_facts(answer: bytes) -> Facts:
         memlock_limit=manager["memlock"],
         may_raise=manager["may_raise"],
         nr_open=manager["nr_open"],
-        venv=Venv(**{**venv, "packages": {name: tuple(found) for name, found in venv["packages"].items()}}),
+        venv=Venv(
+            **{
+                **venv,
+                "packages": {name: tuple(found) for name, found in venv["packages"].items()},
+                "plugins": tuple((package, name, value) for package, name, value in venv.get("plugins", ())),
+            }
+        ),
         model=_model(raw["model"]),
         drafter=_model(raw["drafter"]) if raw["drafter"] else None,
         user=UserFacts(**{**user, "denied": tuple(user["denied"])}) if user else None,

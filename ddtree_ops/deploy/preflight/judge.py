@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from ddtree_ops.deploy.preflight.facts import Facts
 from ddtree_ops.deploy.preflight.judge_gpu import judge_gpus
 from ddtree_ops.deploy.preflight.judge_model import judge_models
-from ddtree_ops.deploy.preflight.judge_venv import judge_venv, judge_versions
+from ddtree_ops.deploy.preflight.judge_venv import judge_plugins, judge_venv, judge_versions
 from ddtree_ops.deploy.preflight.pins import Pins, pins_of
 from ddtree_ops.deploy.preflight.verdicts import GIB, MIB, failed, listed, passed, size, unsure
 from ddtree_ops.inventory.models import Target
@@ -107,6 +107,7 @@ def judge(
         _limits(target, facts),
         judge_venv(target, facts),
         *judge_versions(target, facts, wanted.pins if wanted else None),
+        *judge_plugins(target, facts),
         *judge_models(target, facts),
         *_user(target, facts),
         _port(target, owners),

@@ -9,11 +9,12 @@ from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Evidence
 from ddtree_ops.wording import count
 
-__all__ = ["judge_venv", "judge_versions"]
+__all__ = ["judge_plugins", "judge_venv", "judge_versions"]
 
 ESSENTIAL = ("torch", "sglang-kernel", "transformers")
 """What every start imports, whatever the flags."""
 KERNEL = "sglang-kernel"
+_PLUGIN, _PACKAGE = "ddtree", "ddtree-sglang"
 SKIP_KERNEL_CHECK = "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"
 
 
@@ -84,6 +85,31 @@ def judge_versions(target: Target, facts: Facts, pins: Pins | None) -> list[Chec
         ]
     shown = ", ".join(f"{name} {_one(facts, name)}" for name in ESSENTIAL)
     return [passed("versions", f"{shown}: as {pins.source} requires", **figures)]
+
+
+def judge_plugins(target: Target, facts: Facts) -> list[CheckResult]:
+    """Packages of the venv that get in the way of the plugin in the release. Nothing is said where there are none.
+
+    sglang keeps one plugin a name, the last that it finds, and the venv comes after the release on the path.
+    """
+    speculative = target.service.speculative
+    if speculative is None or speculative.algorithm.upper() != "DDTREE" or target.runtime.plugin_flags:
+        return []
+    pip = f"{target.service.venv.rstrip('/')}/bin/python -m pip uninstall"
+    for package, name, value in facts.venv.plugins:
+        if name == _PLUGIN and package != _PACKAGE:
+            summary = f"{package} of the venv names a plugin {name} too ({value}): sglang takes that one, not the release's"
+            return [
+                failed(
+                    "plugins", summary, f"{pip} {package}", Evidence("entry_points.txt", f"{name} = {value}")
+                )
+            ]
+    if _PACKAGE in facts.venv.packages:
+        summary = (
+            f"{_PACKAGE} {_one(facts, _PACKAGE)} is installed in the venv; the release's own goes before it"
+        )
+        return [unsure("plugins", summary, f"{pip} {_PACKAGE}")]
+    return []
 
 
 def _one(facts: Facts, name: str) -> str:

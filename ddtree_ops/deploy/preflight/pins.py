@@ -7,6 +7,7 @@ deploy without a change never imports ``packaging``.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ddtree_ops.runtime import Bundle
 
 __all__ = ["Mismatch", "Pins", "pins_of"]
+
+_METADATA = re.compile(r"sglang-[^/]+\.dist-info/METADATA")
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def _mismatch(wanted: Requirement, version: str) -> Mismatch:
 
 def pins_of(bundle: Bundle) -> Pins | None:
     """The requirements of a bundle's ``sglang-*.dist-info/METADATA``; None where it has none, as a bare source tree."""
-    paths = (entry.path for entry in bundle.files if entry.path.endswith(".dist-info/METADATA"))
+    paths = (entry.path for entry in bundle.files if _METADATA.fullmatch(entry.path))
     path = next(paths, None)
     if path is None:
         return None

@@ -367,9 +367,10 @@ def look_at_model(path: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- venv
 
 
-def packages(venv: str, version: str) -> dict[str, list[str]]:
-    """Versions by normalised name, from the METADATA of every dist-info of the venv. Nothing is imported."""
+def packages(venv: str, version: str) -> tuple[dict[str, list[str]], list[list[str]]]:
+    """From every dist-info of the venv: versions by normalised name, and plugins of sglang. Nothing is imported."""
     found: dict[str, list[str]] = {}
+    plugins: list[list[str]] = []
     folders = set()
     for lib in ("lib", "lib64"):
         folders.add(os.path.realpath(os.path.join(venv, lib, "python" + version, "site-packages")))
@@ -393,20 +394,28 @@ def packages(venv: str, version: str) -> dict[str, list[str]]:
                 versions = found.setdefault(key, [])
                 if number.group(1) not in versions:
                     versions.append(number.group(1))
-    return found
+                points = text_of(os.path.join(folder, name, "entry_points.txt"))
+                group = re.search(
+                    r"^\[sglang\.srt\.plugins\]$(.*?)(?=^\[|\Z)", points, re.MULTILINE | re.DOTALL
+                )
+                rows = re.findall(r"^(\S+)\s*=\s*(\S+)", group.group(1), re.MULTILINE) if group else []
+                plugins += [[key, plugin, value] for plugin, value in rows]
+    return found, plugins
 
 
 def look_at_venv(venv: str, answer: list[Any]) -> dict[str, Any]:
     python = os.path.join(venv, "bin", "python")
     match = re.match(r"Python (\d+\.\d+)(\S*)", answer[1]) if answer[0] == 0 else None
     settings = text_of(os.path.join(venv, "pyvenv.cfg")).lower().replace(" ", "")
+    installed, plugins = packages(venv, match.group(1)) if match else ({}, [])
     return {
         "there": os.path.lexists(python),
         "executable": os.access(python, os.X_OK),
         "version": match.group(1) if match else "",
         "said": answer[1][:300],
         "outside": "include-system-site-packages=true" in settings,
-        "packages": packages(venv, match.group(1)) if match else {},
+        "packages": installed,
+        "plugins": plugins,
     }
 
 

@@ -8,10 +8,8 @@ Python >= 3.8 only; reading the graph runner of sglang 0.5.11 takes the parser o
 
 What is taken from the runtime DEPLOYED on ``PYTHONPATH`` (read as text, never imported):
 
-- the flags, from the ``add_argument`` calls of ``sglang/srt/server_args.py``, read by ``launchflags.py``. sglang
-  0.5.11 has no DDTREE:
-  where the deployed file lacks them, the engine ADDS ``--speculative-algorithm DDTREE`` and
-  ``--speculative-ddtree-budget``, ``-topk-cap`` and ``-budget-schedule``; it plays a tree that has them;
+- the flags, from the ``add_argument`` calls of ``sglang/srt/server_args.py`` and of the overlay
+  (``ddtree_sglang/flags.py``), read by ``launchflags.py``: a release without a DDTREE refuses it;
 - files and line numbers of the tracebacks;
 - the size of the CUDA-graph buffers: the sizing block of ``cuda_graph_runner.py`` is run by ``sizing.py``.
   Every verify step really copies ``bs * (budget + 1)`` tokens into ``input_ids[:bs * num_tokens_per_bs]``:
@@ -270,6 +268,10 @@ class Runtime:
                 self._texts[path] = (self.package / path).read_text(encoding="utf-8", errors="replace")
         return self._texts[path]
 
+    def beside(self, path: str) -> str | None:
+        """The text of a file of the release by its path there (``ddtree_sglang/flags.py``), None where there is none."""
+        return self.text(f"../{path}") or None
+
     def locate(self, path: str, function: str, code: str = "") -> int:
         """The line of a statement; that of its function where it is not found; 0 where there is no file."""
         text, at = self.text(path), 0
@@ -338,7 +340,7 @@ def merge_config(source: str, parser: argparse.ArgumentParser, argv: list[str]) 
 
 
 class Arguments:
-    """The command line of the deployed runtime: its own flags, and the DDTree dialect where it lacks them."""
+    """The command line of the deployed runtime: its own flags, and those that its overlay adds."""
 
     FIELDS: ClassVar[dict[str, str]] = {
         "tp_size": "tensor_parallel_size",
@@ -348,25 +350,18 @@ class Arguments:
         "attn_cp_size": "attention_context_parallel_size",
         "moe_dp_size": "moe_data_parallel_size",
     }
-    DIALECT: ClassVar[dict[str, dict[str, Any]]] = {
-        "--speculative-ddtree-budget": {"type": int},
-        "--speculative-ddtree-topk-cap": {"type": int, "default": 8},
-        "--speculative-ddtree-budget-schedule": {"choices": ["fixed", "adaptive"], "default": "fixed"},
-    }
 
-    def __init__(self, source: str) -> None:
-        self.flags = beside("launchflags").read_flags(source)
+    def __init__(self, source: str, read: Callable[[str], str | None] | None = None) -> None:
+        flags = beside("launchflags")
+        self.flags = flags.read_flags(source)
+        plugin = read(flags.PLUGIN_PATH) if read else None
+        if plugin is not None:
+            self.flags = flags.read_plugin(self.flags, plugin, read)
 
     def parser(self) -> argparse.ArgumentParser:
-        """sglang's parser, plus the DDTree dialect where the deployed file lacks it."""
+        """sglang's parser. A runtime without DDTREE refuses it here, as the real one does."""
         parser = argparse.ArgumentParser(prog=self.flags.prog, description=NOTICE)
-        algorithm = self.flags.find("--speculative-algorithm")
-        lacks = algorithm is not None and not algorithm.allows("DDTREE")
-        flags = self.flags.with_plugins({"speculative-algorithm": ["DDTREE"]} if lacks else {})
-        flags.add_to(parser)
-        for name, options in self.DIALECT.items():
-            if flags.find(name) is None:
-                parser.add_argument(name, **options)
+        self.flags.add_to(parser)
         return parser
 
     def fields(self, argv: list[str], merger: str = "") -> dict[str, Any]:
@@ -1859,7 +1854,7 @@ def main(argv: list[str]) -> int:
         return 1
     try:
         merger = runtime.text("srt/server_args_config_parser.py")
-        fields = Arguments(runtime.text("srt/server_args.py")).fields(argv, merger)
+        fields = Arguments(runtime.text("srt/server_args.py"), runtime.beside).fields(argv, merger)
         log(NOTICE)
         server = Server(runtime, fields)
     except Failure as failure:

@@ -1,0 +1,129 @@
+"""What a tree holds of the overlay: there and whole, and which flags it brings. Files are read, nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ddtree_ops.launchflags import ALGORITHM_FLAG
+from ddtree_ops.runtime.overlay import DDTREE, OVERLAY, Overlay, brings_own, extended_flags, flags_of
+from ddtree_ops.runtime.verify import Difference
+from ddtree_ops.wording import count
+
+__all__ = ["OverlayCheck", "OverlayState", "check_overlay"]
+
+_ABOUT = re.compile(r"^--speculative-(?!eagle|ngram).*(?:tree|budget|topk)")
+_METADATA = re.compile(rf"{OVERLAY}-[^/]+\.dist-info/")
+
+
+class OverlayState(StrEnum):
+    """What there is of the overlay in a tree."""
+
+    WHOLE = "whole"
+    """The package and the metadata of its entry point, byte for byte."""
+    ALTERED = "altered"
+    """There, but files are missing, changed or more."""
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class OverlayCheck:
+    """What :func:`check_overlay` found.
+
+    :param label: package and version of the overlay that the tree was compared with.
+    :param differences: sorted by path; empty unless it is altered.
+    :param flags: option strings that the tree has through the overlay and not without it; of a tree with a DDTREE of its
+        own those that are about a tree.
+    :param own: whether the tree has DDTREE itself; None: its flags cannot be read.
+    :param offers: whether ``--speculative-algorithm DDTREE`` is taken, with the overlay where there is one; None: not
+        known.
+    """
+
+    label: str
+    state: OverlayState
+    differences: tuple[Difference, ...] = ()
+    flags: tuple[str, ...] = ()
+    own: bool | None = None
+    offers: bool | None = None
+
+    @property
+    def ok(self) -> bool:
+        """False for an altered overlay, and for one in a tree that has the algorithm itself."""
+        return self.state is OverlayState.ABSENT or (self.state is OverlayState.WHOLE and not self.own)
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        if self.state is OverlayState.ABSENT:
+            besides = f", with {', '.join(self.flags)}" if self.flags else ""
+            return {
+                True: f"no overlay: {DDTREE} is the tree's own{besides}",
+                False: f"no overlay, and no {DDTREE}: {ALGORITHM_FLAG} refuses it at the start",
+                None: f"no overlay; whether the tree has {DDTREE} itself cannot be told from its flags",
+            }[self.own]
+        text = f"overlay {self.label} as shipped"
+        if self.state is OverlayState.ALTERED:
+            first = self.differences[0]
+            text = f"overlay {self.label} is not as shipped: {count(len(self.differences), 'file')}, the first {first}"
+        if self.flags:
+            text += f"; adds {DDTREE if self.offers else 'no algorithm'} and {', '.join(self.flags)}"
+        if self.own:
+            text += f"; the tree has {DDTREE} itself: two of them"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable form."""
+        return {
+            "overlay": self.label,
+            "state": str(self.state),
+            "summary": self.summary,
+            "differences": [one.to_json() for one in self.differences],
+            "flags": list(self.flags),
+            "own": self.own,
+            "offers": self.offers,
+        }
+
+
+def check_overlay(
+    overlay: Overlay, hashes: Mapping[str, str], read: Callable[[str], bytes | None]
+) -> OverlayCheck:
+    """Compare a tree with the overlay.
+
+    :param hashes: hex sha256 by path of what the tree holds of it; other paths are passed over, byte code too.
+    :param read: content by path within the tree, None where there is no such file: asked for the files of the flags.
+    :raises BuildError: a file of the overlay cannot be read on this machine.
+    """
+    there = {
+        path: digest
+        for path, digest in hashes.items()
+        if (path.startswith(f"{OVERLAY}/") or _METADATA.match(path)) and "__pycache__" not in path.split("/")
+    }
+    differences = tuple(_differences(overlay.hashes, there))
+    plain = flags_of(read)
+    own = brings_own(plain, read)
+    if not any(path.startswith(f"{OVERLAY}/") for path in there):
+        about = tuple(name for name in plain.options if _ABOUT.search(name)) if plain and own else ()
+        return OverlayCheck(overlay.label, OverlayState.ABSENT, flags=about, own=own, offers=own)
+    named = any(path.endswith("/entry_points.txt") for path in there)
+    extended = extended_flags(plain, read) if plain is not None and named else plain
+    return OverlayCheck(
+        overlay.label,
+        OverlayState.ALTERED if differences else OverlayState.WHOLE,
+        differences,
+        tuple(name for name in extended.options if name not in plain.options) if plain and extended else (),
+        own,
+        brings_own(extended, read),
+    )
+
+
+def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:
+    for path in sorted(wanted.keys() | found.keys()):
+        if path not in found:
+            yield Difference(path, "missing", wanted[path])
+        elif path not in wanted:
+            yield Difference(path, "extra", "", found[path])
+        elif wanted[path] != found[path]:
+            yield Difference(path, "changed", wanted[path], found[path])
