@@ -18,14 +18,19 @@ __all__ = [
     "SKIP_SELF_CHECK",
     "DDTreeError",
     "block_size",
+    "draft_refusals",
+    "head_refusals",
     "installed",
     "missing_hooks",
     "model_refusals",
+    "neutralise",
     "patch_missing",
     "refusals",
     "refuse",
+    "refuse_engine",
     "refuse_model",
     "refuse_strays",
+    "request_refusal",
     "self_check",
     "self_check_skipped",
     "size_faults",
@@ -38,6 +43,25 @@ SKIP_SELF_CHECK = "DDTREE_SKIP_SELF_CHECK"
 """Environment variable: ``1`` starts the server although the self-check fails, to reproduce the crash."""
 
 TREE_MASK_BACKENDS = ("triton",)
+
+_SWITCHES = {
+    "enable_dp_attention": "data-parallel attention pads batches in units of the block",
+    "enable_two_batch_overlap": "two-batch overlap splits the verify batch",
+    "enable_single_batch_overlap": "single-batch overlap is not supported",
+    "enable_pdmux": "PD multiplexing keeps several attention backends",
+    "enable_lora": "LoRA adapters are sized by the block",
+    "enable_torch_compile": "torch.compile was never tried on the verify step",
+    "enable_hierarchical_cache": "the hierarchical cache brings back the target's KV without the drafter's",
+    "enable_lmcache": "LMCache brings back the target's KV without the drafter's",
+    "enable_attn_tp_input_scattered": "inputs scattered over ranks give the drafter a part of each hidden state",
+    "strip_thinking_cache": "stripping the thinking part from the cache was never tried with a tree",
+    "enable_streaming_session": "streaming sessions were never tried with a tree",
+    "enable_deterministic_inference": "the kernel of deterministic inference was never tried with a tree mask",
+    "enable_return_hidden_states": "hidden states of a verify step are those of the tree, not of the answer",
+    "enable_return_routed_experts": "returning routed experts was never tried with a tree",
+    "enable_custom_logit_processor": "a logit processor would not see the tokens on a node's path",
+}
+"""Switches of sglang that are refused, and why."""
 
 
 class DDTreeError(ValueError):
@@ -73,25 +97,26 @@ def _flags(a: Any) -> Iterable[str]:
             f"--speculative-ddtree-budget-schedule {a.speculative_ddtree_budget_schedule} is unknown: "
             "give fixed or adaptive"
         )
-    if a.enable_dp_attention:
-        yield "data-parallel attention pads batches in units of the block: leave out --enable-dp-attention"
+    for name, why in _SWITCHES.items():
+        if getattr(a, name):
+            yield f"{why}: leave out --{name.replace('_', '-')}"
     if a.pp_size != 1:
         yield f"pipeline parallelism of {a.pp_size}: set --pp-size 1 and use --tp-size"
     if a.attn_cp_size != 1:
         yield f"context parallelism of {a.attn_cp_size}: set --attn-cp-size 1"
-    if a.enable_two_batch_overlap:
-        yield "two-batch overlap splits the verify batch: leave out --enable-two-batch-overlap"
-    if a.enable_single_batch_overlap:
-        yield "single-batch overlap is not supported: leave out --enable-single-batch-overlap"
-    if a.enable_pdmux:
-        yield "PD multiplexing keeps several attention backends: leave out --enable-pdmux"
     if a.disaggregation_mode != "null":
         yield (
             "prefill/decode disaggregation moves KV without the drafter's: "
             "leave out --disaggregation-mode and serve both in one process"
         )
-    if a.enable_lora:
-        yield "LoRA adapters are sized by the block: leave out --enable-lora"
+    if a.moe_dense_tp_size is not None:
+        yield "dense layers of another TP size pad batches in units of the block: leave out --moe-dense-tp-size"
+    if a.rl_on_policy_target is not None:
+        yield "deterministic inference, which it switches on, is not supported: leave out --rl-on-policy-target"
+    if a.moe_a2a_backend != "none":
+        yield (
+            f"expert parallelism over {a.moe_a2a_backend} was never tried with a tree: set --moe-a2a-backend none"
+        )
     if a.tokenizer_worker_num != 1:
         yield "tokenizer workers do not load plugins: set --tokenizer-worker-num 1"
     if a.speculative_accept_threshold_single != 1.0 or a.speculative_accept_threshold_acc != 1.0:
@@ -176,6 +201,16 @@ def model_refusals(model_runner: Any) -> list[str]:
             "the model has sliding-window attention, which the kernel measures by row of the tree instead of by "
             "depth: use --speculative-algorithm DFLASH"
         )
+    if model_runner.model_config.use_ngram_embedding:
+        found.append(
+            "the model embeds a token with those before it in the batch, which are not those before it in the tree: "
+            "use --speculative-algorithm DFLASH"
+        )
+    if getattr(model_runner.model_config.hf_config, "attn_temperature_len", -1) > 0:
+        found.append(
+            "the model scales attention by position, which the kernel takes from the row of the tree instead of the "
+            "depth: use --speculative-algorithm DFLASH"
+        )
     if model_runner.model_config.is_encoder_decoder:
         found.append("the model has an encoder: use no speculative decoding")
     return found
@@ -184,6 +219,77 @@ def model_refusals(model_runner: Any) -> list[str]:
 def refuse_model(model_runner: Any) -> None:
     """Raise :class:`DDTreeError` with all of :func:`model_refusals`, or return."""
     _raise(model_refusals(model_runner), "this model")
+
+
+_COUNTED = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+"""Sampling parameters that need a count of the request's tokens -> the value without effect."""
+
+
+def draft_refusals(draft: Any, requests: int) -> list[str]:
+    """What about the loaded drafter DDTREE does not run with.
+
+    Outside of CUDA graphs sglang 0.5.11 hands a drafter its embeddings in bfloat16, whatever its own type
+    (``ModelRunner.forward_extend``): a drafter of another type fails as soon as more requests run than its largest
+    graph holds. On a CPU, where only tests run, nothing is refused.
+
+    Args:
+        draft: the drafter's model runner.
+        requests: most requests that may run at once.
+    """
+    dtype = str(draft.model_config.dtype).removeprefix("torch.")
+    if draft.device == "cpu" or dtype == "bfloat16":
+        return []
+    runner = draft.graph_runner
+    held = 0 if runner is None else int(runner.max_bs)
+    if requests <= held:
+        return []
+    limit = f", or --max-running-requests {held}" if held else ""
+    text = f"a drafter of {dtype} outside of CUDA graphs, which hold {held} of {requests} requests"
+    return [f"{text}: set --dtype bfloat16{limit}"]
+
+
+def head_refusals(head: Any) -> list[str]:
+    """What about the target's output layer the drafter cannot use: it has none of its own."""
+    if head is None or not hasattr(head, "weight") or not hasattr(head, "shard_indices"):
+        return [
+            "the target shows no vocabulary-parallel lm_head with weight and shard_indices, which the drafter needs"
+        ]
+    dtype = str(head.weight.dtype).removeprefix("torch.")
+    if dtype not in ("bfloat16", "float16", "float32"):
+        return [
+            f"the target's lm_head is quantised ({dtype}), which the drafter cannot read: take a checkpoint without"
+        ]
+    return []
+
+
+def refuse_engine(found: list[str]) -> None:
+    """Raise :class:`DDTreeError` with what :func:`draft_refusals` and :func:`head_refusals` found, or return."""
+    _raise(found, "these models")
+
+
+def neutralise(sampling: Any) -> None:
+    """Take out of a refused request what it was refused for.
+
+    sglang sends a refused request through one prefill all the same, with its own parameters: penalties would compile a
+    kernel of theirs there, or fail.
+    """
+    for name, neutral in _COUNTED.items():
+        setattr(sampling, name, neutral)
+
+
+def request_refusal(sampling: Any) -> str | None:
+    """Why a request with these sampling parameters is refused, or None.
+
+    sglang counts a request's tokens for penalties and ``min_new_tokens`` in its plain decode step only, and DFLASH's
+    verify step does not: penalties would have no effect and the end of the text would stay forbidden.
+    """
+    found = [name for name, neutral in _COUNTED.items() if getattr(sampling, name) != neutral]
+    if not found:
+        return None
+    return (
+        f"{ALGORITHM} speculative decoding does not support {', '.join(found)} yet: leave it out of the request, or "
+        "start the server with --sampling-defaults openai where it is the model's default"
+    )
 
 
 def patch_missing(tokens: int, sized: int) -> str:

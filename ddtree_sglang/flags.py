@@ -86,14 +86,17 @@ def add_flags(result: None, parser: argparse.ArgumentParser) -> None:
         "--speculative-ddtree-topk-cap",
         type=int,
         default=FIELDS["speculative_ddtree_topk_cap"],
-        help="DDTREE only. Candidates of the drafter kept at each position of its block.",
+        help="DDTREE only. The drafter's best tokens at each position of its block from which the tree may branch, "
+        "at most. 1 verifies one chain, as DFLASH does.",
     )
     parser.add_argument(
         "--speculative-ddtree-budget-schedule",
         choices=list(SCHEDULES),
         default=FIELDS["speculative_ddtree_budget_schedule"],
-        help="DDTREE only. fixed: every tree has budget nodes. adaptive: fewer while few drafts are accepted; "
-        "the target still verifies budget + 1 tokens, because its CUDA graph is of one size.",
+        help="DDTREE only. fixed: every tree has budget nodes. adaptive: besides the best block size - 1 only nodes "
+        "that the drafter expects to be accepted at least once in a hundred steps (the product of its probabilities "
+        "along the path). The target verifies budget + 1 tokens in both, because its CUDA graph is of one size: "
+        "adaptive saves work only where the number of different tokens counts, as in a mixture of experts.",
     )
 
 

@@ -31,7 +31,9 @@ from ddtree_sglang.check import (
     ALGORITHM,
     DDTreeError,
     block_size,
+    neutralise,
     patch_missing,
+    request_refusal,
     self_check_skipped,
     verify_tokens,
 )
@@ -102,7 +104,9 @@ def size_graph_state(
     A graph of another size would be captured with rows that the buffers do not have. Where the self-check is
     switched off the backend follows the runner instead, so that the capture is sound and the first request fails.
     The mask buffer gets room for the tree on top of the context: sglang's holds ``context_len`` columns a row,
-    which one request near the limit exceeds.
+    which one request near the limit exceeds. All other buffers are made for one token a request: sglang counts them
+    by tokens, but in a verify step ``cuda_graph_kv_indices`` holds a row of the context for each request, and those
+    of the decode kernel are not used (the target captures nothing else).
 
     Raises:
         DDTreeError: if the runner is not sized for the tree; the text names the patch.
@@ -119,7 +123,7 @@ def size_graph_state(
             raise DDTreeError(patch_missing(tokens, sized))
         logger.warning("DDTREE: capturing graphs all the same, although %s", patch_missing(tokens, sized))
         self.num_draft_tokens = sized
-    original(self, max_bs, max_num_tokens, *args, **kwargs)
+    original(self, max_bs, max_bs, *args, **kwargs)
     self.cuda_graph_custom_mask = None
     self.cuda_graph_custom_mask = torch.zeros(
         max_num_tokens * (self.max_context_len + tokens), dtype=torch.uint8, device=self.device
@@ -153,13 +157,17 @@ def tokens_required(result: int, self: Any, selected_indices: list[int] | None =
     return max(result, verify_tokens(get_global_server_args()) * requests)
 
 
-def request_error(result: str | None, *args: Any, **kwargs: Any) -> str | None:
-    """After ``validate_dflash_request``: a request that is refused is told the algorithm it asked."""
+def request_error(result: str | None, req: Any) -> str | None:
+    """After ``validate_dflash_request``: what DDTREE refuses of a request, in the name of the algorithm it asked."""
     from sglang.srt.server_args import get_global_server_args
 
-    if result is None or get_global_server_args().speculative_algorithm != ALGORITHM:
+    if get_global_server_args().speculative_algorithm != ALGORITHM:
         return result
-    return result.replace("DFLASH", ALGORITHM)
+    counted = request_refusal(req.sampling_params)
+    refused = counted if result is None else result.replace("DFLASH", ALGORITHM)
+    if refused is not None:
+        neutralise(req.sampling_params)
+    return refused
 
 
 _AROUND, _AFTER = "around", "after"

@@ -49,6 +49,8 @@ __all__ = [
     "Tree",
     "build_tree",
     "custom_mask",
+    "fill_mask",
+    "mask_places",
     "positions",
     "prepare",
     "retrieve_index",
@@ -340,6 +342,43 @@ def retrieve_index(tree: Tree) -> torch.Tensor:
     return torch.arange(bs * nodes, dtype=torch.int64, device=tree.depths.device).view(bs, nodes)
 
 
+def mask_places(seq_lens: torch.Tensor, nodes: int) -> torch.Tensor:
+    """int64 [bs * N * N]: where the flags of ``Tree.mask`` stand in the flat mask of :func:`custom_mask`.
+
+    Args:
+        seq_lens: int [bs], tokens before the root.
+        nodes: N.
+    """
+    slot = torch.arange(nodes, dtype=torch.int64, device=seq_lens.device)
+    width = seq_lens.to(torch.int64) + nodes
+    # Rows of a request end at N times the widths up to its own; the tree is the last N of each row.
+    first = torch.sub(width.cumsum(0) * nodes, width, alpha=nodes - 1) - nodes
+    return torch.addcmul(first[:, None, None] + slot, slot[:, None], width[:, None, None]).view(-1)
+
+
+def fill_mask(
+    mask: torch.Tensor, places: torch.Tensor, seq_lens_sum: int, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The flat mask of :func:`custom_mask` in two kernels: all that depends on the lengths' sum.
+
+    Args:
+        mask: bool [bs, N, N], ``Tree.mask``.
+        places: int64 [bs * N * N], :func:`mask_places`.
+        seq_lens_sum, out: as for :func:`custom_mask`.
+    """
+    bs, nodes, _ = mask.shape
+    length = nodes * (seq_lens_sum + bs * nodes)
+    if out is None:
+        flat = torch.ones(length, dtype=torch.bool, device=mask.device)
+    else:
+        if out.dtype not in (torch.bool, torch.uint8):
+            raise ValueError(f"out must be bool or uint8, not {out.dtype}")
+        if out.numel() < length:
+            raise ValueError(f"out holds {out.numel()} flags, the mask of {bs} requests needs {length}")
+        flat = out[:length].fill_(True)
+    return flat.scatter_(0, places, mask.view(flat.dtype).view(-1))
+
+
 def custom_mask(
     tree: Tree, seq_lens: torch.Tensor, seq_lens_sum: int, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -361,20 +400,5 @@ def custom_mask(
     Raises:
         ValueError: ``out`` is too short or of another type.
     """
-    bs, nodes = tree.depths.shape
-    length = nodes * (seq_lens_sum + bs * nodes)
-    if out is None:
-        flat = torch.ones(length, dtype=torch.bool, device=tree.mask.device)
-    else:
-        if out.dtype not in (torch.bool, torch.uint8):
-            raise ValueError(f"out must be bool or uint8, not {out.dtype}")
-        if out.numel() < length:
-            raise ValueError(f"out holds {out.numel()} flags, the mask of {bs} requests needs {length}")
-        flat = out[:length].fill_(True)
-    slot = torch.arange(nodes, dtype=torch.int64, device=flat.device)
-    width = seq_lens.to(torch.int64) + nodes
-    # Rows of a request end at N times the widths up to its own; the tree is the last N of each row.
-    first = torch.sub(width.cumsum(0) * nodes, width, alpha=nodes - 1) - nodes
-    where = torch.addcmul(first[:, None, None] + slot, slot[:, None], width[:, None, None])
-    flat.scatter_(0, where.view(-1), tree.mask.view(flat.dtype).view(-1))
-    return flat
+    places = mask_places(seq_lens, tree.depths.shape[1])
+    return fill_mask(tree.mask, places, seq_lens_sum, out=out)

@@ -8,11 +8,13 @@ A step costs one transfer to the host (the accepted paths) and one back (which s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.sampler import (
+    SYNC_TOKEN_IDS_ACROSS_TP,
     apply_custom_logit_processor,
     sampling_from_probs_torch,
     top_k_top_p_min_p_sampling_from_probs_torch,
@@ -24,29 +26,15 @@ from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 if TYPE_CHECKING:
     from ddtree_sglang.tree import Tree
 
-__all__ = ["DDTreeVerifyInput", "Walk", "commit_rows", "kernel_walk", "target_tokens", "torch_walk"]
+__all__ = ["DDTreeVerifyInput", "commit_rows", "kernel_walk", "target_tokens", "torch_walk"]
 
 SAMPLED_ROWS = 128
 """Rows of probabilities over the whole vocabulary sorted at a time: 128 of 160000 take about half a GiB."""
 
 
-@dataclass
-class Walk:
-    """Accepted paths of a batch, on the device.
-
-    Attributes:
-        nodes: int64 [bs, B], local node at each depth of the path, root first; unused entries are -1.
-        tokens: int64 [bs, B], the target's token after each of those nodes; unused entries are -1. Entry ``d`` is
-            the draft token at depth ``d + 1`` if that was accepted, else the bonus token that ends the path.
-        accepted: int64 [bs], accepted draft nodes, 0 to B - 1.
-    """
-
-    nodes: torch.Tensor
-    tokens: torch.Tensor
-    accepted: torch.Tensor
-
-
-def torch_walk(candidates: torch.Tensor, tree: Tree, predicted: torch.Tensor, block_size: int) -> Walk:
+def torch_walk(
+    candidates: torch.Tensor, tree: Tree, predicted: torch.Tensor, block_size: int, rows: torch.Tensor
+) -> torch.Tensor:
     """Follow the target's tokens down the tree, in fixed shapes and without a synchronisation.
 
     Args:
@@ -54,28 +42,31 @@ def torch_walk(candidates: torch.Tensor, tree: Tree, predicted: torch.Tensor, bl
         tree: its links.
         predicted: int64 [bs, N], the target's token after each node.
         block_size: length of the longest path, the root included.
+        rows: int64 [bs, N], flat row ``b * N + i`` of each node.
+
+    Returns:
+        int64 [bs, B]: the flat row of the node at each depth of the accepted path, root first, then -1.
 
     Siblings hold different tokens, so at most one child of a node matches.
     """
     bs, width = candidates.shape
-    rows = torch.arange(bs, device=candidates.device)
+    request = torch.arange(bs, device=candidates.device)
     valid = torch.arange(width, device=candidates.device)[None, :] < tree.count[:, None]
     current = torch.zeros(bs, dtype=torch.int64, device=candidates.device)
     alive = torch.ones(bs, dtype=torch.bool, device=candidates.device)
-    nodes, tokens = [current], [predicted[rows, current]]
-    accepted = torch.zeros_like(current)
+    path = [rows[:, 0]]
     for _ in range(1, block_size):
-        wanted = predicted[rows, current]
+        wanted = predicted[request, current]
         match = (tree.parents == current[:, None]) & (candidates == wanted[:, None]) & valid
         alive = alive & match.any(dim=1)
         current = torch.where(alive, match.to(torch.int64).argmax(dim=1), current)
-        accepted = accepted + alive
-        nodes.append(torch.where(alive, current, -1))
-        tokens.append(torch.where(alive, predicted[rows, current], -1))
-    return Walk(torch.stack(nodes, dim=1), torch.stack(tokens, dim=1), accepted)
+        path.append(torch.where(alive, rows[request, current], -1))
+    return torch.stack(path, dim=1)
 
 
-def kernel_walk(candidates: torch.Tensor, tree: Tree, predicted: torch.Tensor, block_size: int) -> Walk:
+def kernel_walk(
+    candidates: torch.Tensor, tree: Tree, predicted: torch.Tensor, block_size: int, rows: torch.Tensor
+) -> torch.Tensor:
     """The same walk as :func:`torch_walk` by ``sgl_kernel.verify_tree_greedy``, one launch.
 
     The kernel walks as many levels as ``accept_index`` has columns, hence ``[bs, B]``.
@@ -84,25 +75,19 @@ def kernel_walk(candidates: torch.Tensor, tree: Tree, predicted: torch.Tensor, b
 
     bs, width = candidates.shape
     device = candidates.device
-    start = torch.arange(bs, dtype=torch.int64, device=device)[:, None] * width
     accept_index = torch.full((bs, block_size), -1, dtype=torch.int32, device=device)
-    accepted = torch.zeros((bs,), dtype=torch.int32, device=device)
     verify_tree_greedy(
         predicts=torch.empty((bs * width,), dtype=torch.int32, device=device),
         accept_index=accept_index,
-        accept_token_num=accepted,
+        accept_token_num=torch.zeros((bs,), dtype=torch.int32, device=device),
         candidates=candidates,
         # the kernel's own spelling
-        retrive_index=start + torch.arange(width, dtype=torch.int64, device=device),
+        retrive_index=rows,
         retrive_next_token=tree.next_token,
         retrive_next_sibling=tree.next_sibling,
         target_predict=predicted,
     )
-    nodes = accept_index.to(torch.int64)
-    used = nodes >= 0
-    nodes = torch.where(used, nodes - start, -1)
-    tokens = torch.where(used, predicted.gather(1, nodes.clamp(min=0)), -1)
-    return Walk(nodes, tokens, accepted.to(torch.int64))
+    return accept_index.to(torch.int64)
 
 
 def target_tokens(
@@ -188,15 +173,20 @@ def commit_rows(paths: list[list[int]], width: int) -> tuple[list[int], list[int
 class DDTreeVerifyInput(DFlashVerifyInput):
     """What the target verifies in one step: ``draft_token`` int64 [bs * N], root first, and the tree around it.
 
-    ``draft_token_num`` is N. ``tree``, ``block_size`` and ``kernel`` are set by the worker. ``off_top`` counts, after
-    :meth:`verify`, the accepted nodes that were not the best child of their parent.
+    ``draft_token_num`` is N. ``tree``, ``rows`` (int64 [bs, N], the flat row of each node), ``block_size`` and
+    ``kernel`` are set by the worker, which is told by ``reached`` when the target has answered. After :meth:`verify`,
+    ``off_top`` counts the committed nodes that were not the best child of their parent, and ``committed`` (int64
+    [sum of the paths]) holds the position of each committed node, in the order of ``batch.out_cache_loc``.
     """
 
     tree: Tree | None = None
+    rows: torch.Tensor | None = None
     block_size: int = 0
     kernel: bool = False
     tp_group: Any = None
+    reached: Callable[[str], None] | None = None
     off_top: int = 0
+    committed: torch.Tensor | None = None
 
     def prepare_for_verify(self, batch: Any, page_size: int, *, build_custom_mask: bool = True) -> None:
         """Take N slots a request behind its prefix and enter them in ``req_to_token``.
@@ -220,7 +210,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         )
 
     def _adjusted(self, logits: torch.Tensor, batch: Any) -> torch.Tensor:
-        """Logits after custom processors, penalties and biases, as DFLASH applies them: one row for a whole step."""
+        """Logits after custom processors and biases, as DFLASH applies them: one row for a whole step."""
         info = batch.sampling_info
         if info is None:
             return logits
@@ -238,31 +228,32 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             logits.add_(torch.repeat_interleave(bias, self.draft_token_num, dim=0))
         return logits
 
-    def _accepted(self, batch: Any, logits: torch.Tensor) -> tuple[list[list[int]], list[list[int]]]:
-        """Paths and tokens of every request on the host: nodes root first, and the target's token after each."""
+    def _accepted(self, batch: Any, logits: torch.Tensor) -> list[tuple[list[int], list[int], list[int]]]:
+        """Of every request, on the host: the nodes of its path, root first; after each node the target's token, and
+        the node's best child, -1 if it has none.
+        """
         tree, width = self.tree, int(self.draft_token_num)
-        assert tree is not None
+        assert tree is not None and self.rows is not None
         candidates = self.draft_token.view(-1, width)
         sampled = batch.sampling_info is not None and not batch.sampling_info.is_all_greedy
         predicted = target_tokens(logits, batch.sampling_info, self.positions, width)
-        if sampled and self.tp_group is not None and self.tp_group.world_size > 1:
-            # ranks draw for themselves: one of them decides
+        shared = self.tp_group is not None and self.tp_group.world_size > 1
+        if shared and (sampled or SYNC_TOKEN_IDS_ACROSS_TP):
+            # ranks draw for themselves: one of them decides, as in sglang's sampler
             self.tp_group.broadcast(predicted, src=0)
-        walk = (kernel_walk if self.kernel else torch_walk)(candidates, tree, predicted, self.block_size)
-        nodes = walk.nodes
-        best = tree.next_token.gather(1, nodes[:, :-1].clamp(min=0))
-        off_top = ((nodes[:, 1:] >= 0) & (nodes[:, 1:] != best)).sum(dim=1, keepdim=True)
-        packed = torch.cat([walk.accepted[:, None], off_top, nodes, walk.tokens], dim=1).cpu().tolist()
-        paths: list[list[int]] = []
-        tokens: list[list[int]] = []
-        self.off_top = 0
-        for accepted, lower, *rest in packed:
-            if not 0 <= accepted < self.block_size:
-                raise RuntimeError(f"DDTREE accepted {accepted} drafts of a block of {self.block_size}")
-            paths.append(rest[: accepted + 1])
-            tokens.append(rest[self.block_size : self.block_size + accepted + 1])
-            self.off_top += lower
-        return paths, tokens
+        walked = (kernel_walk if self.kernel else torch_walk)(
+            candidates, tree, predicted, self.block_size, self.rows
+        )
+        at = walked.clamp(min=0)
+        after, best = predicted.view(-1).take(at), tree.next_token.view(-1).take(at)
+        packed = torch.stack([walked, after, best], dim=1).cpu().tolist()
+        found: list[tuple[list[int], list[int], list[int]]] = []
+        for request, (rows, following, first) in enumerate(packed):
+            path = [row - request * width for row in rows if row >= 0]
+            if not path or path[0] != 0:
+                raise RuntimeError(f"DDTREE accepted path {path} does not begin at the root")
+            found.append((path, following[: len(path)], first[: len(path)]))
+        return found
 
     def verify(
         self, *, batch: Any, logits_output: Any, page_size: int
@@ -284,36 +275,50 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if batch.forward_mode.is_idle():
             empty = torch.empty((0,), dtype=torch.int64, device=batch.device)
             return empty, empty.to(torch.int32), empty, []
+        if self.reached is not None:
+            self.reached("verified")
         hidden = logits_output.hidden_states
         if hidden is None:
             raise RuntimeError("DDTREE verify needs the target's hidden states, got none")
         bs, width = batch.batch_size(), int(self.draft_token_num)
         device = logits_output.next_token_logits.device
-        paths, tokens = self._accepted(batch, self._adjusted(logits_output.next_token_logits, batch))
+        walked = self._accepted(batch, self._adjusted(logits_output.next_token_logits, batch))
 
+        think_end = batch.model_config.think_end_id
+        paths: list[list[int]] = []
         accepted: list[int] = []
         current: list[int] = []
-        for index, (req, proposed) in enumerate(zip(batch.reqs, tokens, strict=True)):
+        self.off_top = 0
+        for req, (path, proposed, best) in zip(batch.reqs, walked, strict=True):
             appended = 0
             for token in proposed:
                 req.output_ids.append(token)
                 appended += 1
+                if req.require_reasoning and think_end is not None:
+                    req.update_reasoning_tokens(token, think_end)
                 req.check_finished()
                 if req.finished():
                     break
             # the last token appended is not in the KV cache yet: the next step's root
-            paths[index] = paths[index][:appended]
+            paths.append(path[:appended])
+            self.off_top += sum(path[i + 1] != best[i] for i in range(appended - 1))
             current.append(req.output_ids[-1])
             accepted.append(appended - 1)
             req.spec_verify_ct += 1
             req.spec_accepted_drafts += appended - 1
+            req.update_spec_acceptance_histogram(appended - 1)
             req.kv_committed_len += appended
             req.kv_allocated_len = req.kv_committed_len
 
         lens = [len(path) for path in paths]
         keep, free = commit_rows(paths, width)
-        moved = torch.tensor([*keep, *free, *lens, *current], dtype=torch.int64).to(device, non_blocking=True)
-        keep_rows, free_rows, commit_lens, verified = torch.split(moved, [len(keep), len(free), bs, bs])
+        prefixes = batch.seq_lens_cpu.tolist()
+        places = [prefix + i for prefix, count in zip(prefixes, lens, strict=True) for i in range(count)]
+        # positions first: at the beginning they are aligned, and the drafter's kernel is compiled for that once
+        moved = torch.tensor([*places, *keep, *free, *lens, *current], dtype=torch.int64)
+        self.committed, keep_rows, free_rows, commit_lens, verified = torch.split(
+            moved.to(device, non_blocking=True), [len(keep), len(keep), len(free), bs, bs]
+        )
 
         slots = batch.out_cache_loc
         batch.token_to_kv_pool_allocator.free(slots[free_rows])

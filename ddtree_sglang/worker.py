@@ -19,8 +19,10 @@ from sglang.srt.speculative.dflash_worker import DFlashWorker
 from sglang.srt.utils import is_cuda
 
 from ddtree_sglang import check
+from ddtree_sglang.grow import TreeStep, graph_wanted
 from ddtree_sglang.plugin import HOOKS, resolve
-from ddtree_sglang.tree import ADAPTIVE_MIN_PROB, build_tree, custom_mask, positions, prepare
+from ddtree_sglang.times import StepTimes, times_wanted
+from ddtree_sglang.tree import ADAPTIVE_MIN_PROB, fill_mask
 from ddtree_sglang.verify import DDTreeVerifyInput
 
 __all__ = ["DDTreeWorker", "gather_candidates", "head_logits", "local_candidates"]
@@ -126,6 +128,12 @@ class DDTreeWorker(DFlashWorker):
         check.refuse_model(target_worker.model_runner)
         super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
 
+        draft = self.draft_model_runner
+        check.refuse_engine(
+            check.head_refusals(getattr(target_worker.model_runner.model, "lm_head", None))
+            + check.draft_refusals(draft, int(draft.req_to_token_pool.size))
+        )
+
         self.verify_width = check.verify_tokens(server_args)
         self.budget = self.verify_width - 1
         self.draft_depth = self.block_size - 1
@@ -133,14 +141,33 @@ class DDTreeWorker(DFlashWorker):
         self.topk = min(int(server_args.speculative_ddtree_topk_cap), self.budget, vocabulary)
         adaptive = server_args.speculative_ddtree_budget_schedule == "adaptive"
         self.min_prob = ADAPTIVE_MIN_PROB if adaptive else None
-        prepare(self.draft_depth, self.topk, self.budget, self.device, min_prob=self.min_prob)
+        most = sum(self.topk**depth for depth in range(1, self.block_size))
+        if most < self.budget and self.tp_rank == 0:
+            logger.warning(
+                "DDTREE: %d branches over %d positions make %d nodes at most, %d of the budget are never used: "
+                "lower --speculative-ddtree-budget or raise --speculative-ddtree-topk-cap",
+                self.topk,
+                self.draft_depth,
+                most,
+                self.budget - most,
+            )
         self.kernel_walk = is_cuda()
+        self._times = StepTimes(cuda=self.kernel_walk) if times_wanted() and self.tp_rank == 0 else None
         self._steps = self._accepted = self._requests = self._off_top = 0
         self._log_interval = int(server_args.decode_log_interval)
 
         faults = check.size_faults(target_worker.model_runner, self.draft_model_runner, server_args)
         check.self_check(faults, logger.warning)
+        self.tree_step = TreeStep(
+            self.draft_depth,
+            self.topk,
+            self.budget,
+            self.device,
+            min_prob=self.min_prob,
+            sizes=self._graph_sizes(),
+        )
         if self.tp_rank == 0:
+            logger.info("DDTREE tree step: CUDA graphs of batch sizes %s", self.tree_step.sizes or "none")
             logger.info(
                 "DDTREE ready. block_size=%d, budget=%d, verify tokens=%d, topk=%d, schedule=%s, self-check=%s",
                 self.block_size,
@@ -151,15 +178,21 @@ class DDTreeWorker(DFlashWorker):
                 "passed" if not faults else "FAILED, skipped on request",
             )
 
+    def _graph_sizes(self) -> list[int]:
+        """Batch sizes for which the tree step is captured: those of the drafter's CUDA graphs."""
+        runner = self.draft_model_runner.graph_runner
+        if runner is None or not is_cuda() or not graph_wanted():
+            return []
+        return [int(size) for size in runner.capture_bs]
+
+    def _reached(self, mark: str) -> None:
+        if self._times is not None:
+            self._times.mark(mark)
+
     def _target_head(self) -> tuple[Any, Any]:
         """The target's embedding and head: the drafter has none of its own."""
         model = self.target_worker.model_runner.model
-        head = getattr(model, "lm_head", None)
-        if head is None or not hasattr(head, "weight") or not hasattr(head, "shard_indices"):
-            raise RuntimeError(
-                "DDTREE needs the target model to show a vocabulary-parallel lm_head with weight and shard_indices"
-            )
-        return model.get_input_embeddings(), head
+        return model.get_input_embeddings(), model.lm_head
 
     def _draft_hidden(self, batch: Any, draft_input: Any, embed: Any) -> torch.Tensor:
         """Run the drafter over a block of mask tokens behind each request's current token.
@@ -181,7 +214,8 @@ class DDTreeWorker(DFlashWorker):
         end = self._draft_block_end_buf[:bs]
         torch.add(start, block, out=end)
         lens_cpu = self._draft_seq_lens_cpu_buf[:bs]
-        lens_cpu.copy_(start if self.use_compact_draft_cache else batch.seq_lens_cpu)
+        known = batch.seq_lens_cpu
+        lens_cpu.copy_(known.clamp(max=self.draft_window_size) if self.use_compact_draft_cache else known)
 
         runner = self.draft_model_runner
         allocator = runner.token_to_kv_pool_allocator
@@ -250,44 +284,79 @@ class DDTreeWorker(DFlashWorker):
         bs, depth = batch.batch_size(), self.draft_depth
         embed, head = self._target_head()
         hidden = self._draft_hidden(batch, draft_input, embed)
+        self._reached("drafted")
         logprobs, tokens = self._candidates(hidden[:, 1:].reshape(bs * depth, -1), head)
-        tree = build_tree(
-            logprobs.view(bs, depth, -1),
-            tokens.view(bs, depth, -1),
-            self.budget,
-            min_prob=self.min_prob,
-            root=draft_input.verified_id,
+        self._reached("proposed")
+        grown = self.tree_step(
+            logprobs.view(bs, depth, -1), tokens.view(bs, depth, -1), draft_input.verified_id, batch.seq_lens
         )
+        mask = fill_mask(grown.tree.mask, grown.places, int(batch.seq_lens_cpu.sum()))
+        self._reached("grown")
         verify_input = DDTreeVerifyInput(
-            draft_token=tree.draft.reshape(-1),
-            positions=positions(tree, batch.seq_lens),
+            draft_token=grown.tree.draft.view(-1),
+            positions=grown.positions,
             draft_token_num=self.verify_width,
-            custom_mask=custom_mask(tree, batch.seq_lens, int(batch.seq_lens_cpu.sum())),
-            tree=tree,
+            custom_mask=mask,
+            tree=grown.tree,
+            rows=grown.rows,
             block_size=self.block_size,
             kernel=self.kernel_walk,
             tp_group=get_tp_group(),
+            reached=self._reached,
         )
         _, masked = resolve_dflash_verify_mask_policy(self.model_runner.attn_backend)
         verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=masked)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.spec_info = self._verify_input = verify_input
         batch.return_hidden_states = False
+        self._reached("entered")
+
+    def _append_target_hidden_to_draft_kv(self, batch: Any, draft_input: Any) -> None:
+        """Write the drafter's KV of the tokens that the target has just processed.
+
+        After a verify step their slots and positions are at hand; DFLASH would look both up again and wait for the
+        GPU twice. (The fused kernel's helper waits once more, for the largest position.) After a prefill, and with a
+        windowed cache of the drafter's own, DFLASH's way is taken; it also switches the fused kernel off if that fails.
+        """
+        step = batch.spec_info
+        if not isinstance(step, DDTreeVerifyInput) or self.use_compact_draft_cache:
+            super()._append_target_hidden_to_draft_kv(batch, draft_input)
+            return
+        slots, places = batch.out_cache_loc, step.committed
+        if places is None or len(draft_input.target_hidden) != len(slots) or len(places) != len(slots):
+            raise RuntimeError(
+                f"DDTREE commit: {len(draft_input.target_hidden)} hidden states for {len(slots)} slots"
+            )
+        with torch.inference_mode():
+            hidden = self.draft_model.project_target_hidden(draft_input.target_hidden)
+            if self._use_fused_kv_materialize and self._fused_kv_helper is not None:
+                self._append_target_hidden_fused(hidden, places, slots)
+            else:
+                self._append_target_hidden_sequential(hidden, places, slots)
+        draft_input.draft_seq_lens = batch.seq_lens.to(torch.int32)
+        draft_input.ctx_lens = torch.zeros_like(draft_input.ctx_lens)
+        draft_input.target_hidden = draft_input.target_hidden[:0]
 
     def forward_batch_generation(self, batch: Any, **kwargs: Any) -> Any:
         """One prefill or one step, as DFLASH does it; what a step accepted is noted for the log."""
         steps = batch.forward_mode.is_decode()
+        if steps and self._times is not None:
+            self._times.begin(batch.batch_size())
         result = super().forward_batch_generation(batch, **kwargs)
         if steps and result.num_accepted_drafts_per_req_cpu is not None:
-            self._note(result.num_accepted_drafts_per_req_cpu)
+            if self._times is not None:
+                self._times.end()
+            # let go of: it holds the mask
+            step, self._verify_input = self._verify_input, None
+            self._note(result.num_accepted_drafts_per_req_cpu, step.off_top)
         return result
 
-    def _note(self, accepted: list[int]) -> None:
+    def _note(self, accepted: list[int], off_top: int) -> None:
         """Log ``DDTREE metrics`` once in ``--decode-log-interval`` steps."""
         self._steps += 1
         self._requests += len(accepted)
         self._accepted += sum(accepted)
-        self._off_top += self._verify_input.off_top
+        self._off_top += off_top
         if self._steps < self._log_interval:
             return
         if self.tp_rank == 0:
@@ -298,4 +367,7 @@ class DDTreeWorker(DFlashWorker):
                 self._accepted,
                 self._off_top,
             )
+            times = None if self._times is None else self._times.line()
+            if times is not None:
+                logger.info(times)
         self._steps = self._requests = self._accepted = self._off_top = 0

@@ -7,13 +7,19 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from cpu_servers import Fleet
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
+sys.path.append(str(HERE / "cpu"))
 
 if importlib.util.find_spec("sglang") is not None:
     # sglang can be imported in this process too: with its own stub for triton, as the servers of these tests
@@ -43,3 +49,24 @@ def real_plugin() -> None:
 
     register()
     HookRegistry.apply_hooks()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait for a server come last: until then servers start beside the others."""
+    items.sort(key=lambda item: "fleet" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_ahead(request: pytest.FixtureRequest) -> None:
+    """Start the servers before the first test, where a test of this run wants one."""
+    if any("fleet" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("fleet")
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Real servers on this CPU (``cpu/cpu_servers.py``)."""
+    from cpu_servers import Fleet
+
+    with Fleet(tmp_path_factory.mktemp("fleet")) as running:
+        yield running

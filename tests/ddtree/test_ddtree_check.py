@@ -26,6 +26,19 @@ GOOD: dict[str, Any] = {
     "enable_pdmux": False,
     "disaggregation_mode": "null",
     "enable_lora": None,
+    "enable_torch_compile": False,
+    "enable_hierarchical_cache": False,
+    "enable_lmcache": False,
+    "enable_attn_tp_input_scattered": False,
+    "strip_thinking_cache": False,
+    "enable_streaming_session": False,
+    "enable_deterministic_inference": False,
+    "enable_return_hidden_states": False,
+    "enable_return_routed_experts": False,
+    "enable_custom_logit_processor": False,
+    "moe_dense_tp_size": None,
+    "rl_on_policy_target": None,
+    "moe_a2a_backend": "none",
     "tokenizer_worker_num": 1,
     "speculative_accept_threshold_single": 1.0,
     "speculative_accept_threshold_acc": 1.0,
@@ -61,6 +74,19 @@ def test_the_story_s_arguments_are_taken() -> None:
         ({"enable_pdmux": True}, "leave out --enable-pdmux"),
         ({"disaggregation_mode": "decode"}, "leave out --disaggregation-mode"),
         ({"enable_lora": True}, "leave out --enable-lora"),
+        ({"enable_torch_compile": True}, "leave out --enable-torch-compile"),
+        ({"enable_hierarchical_cache": True}, "leave out --enable-hierarchical-cache"),
+        ({"enable_lmcache": True}, "leave out --enable-lmcache"),
+        ({"enable_attn_tp_input_scattered": True}, "leave out --enable-attn-tp-input-scattered"),
+        ({"strip_thinking_cache": True}, "leave out --strip-thinking-cache"),
+        ({"moe_dense_tp_size": 1}, "leave out --moe-dense-tp-size"),
+        ({"enable_streaming_session": True}, "leave out --enable-streaming-session"),
+        ({"enable_deterministic_inference": True}, "leave out --enable-deterministic-inference"),
+        ({"enable_return_hidden_states": True}, "leave out --enable-return-hidden-states"),
+        ({"enable_return_routed_experts": True}, "leave out --enable-return-routed-experts"),
+        ({"enable_custom_logit_processor": True}, "leave out --enable-custom-logit-processor"),
+        ({"rl_on_policy_target": "fsdp"}, "leave out --rl-on-policy-target"),
+        ({"moe_a2a_backend": "deepep"}, "set --moe-a2a-backend none"),
         ({"tokenizer_worker_num": 4}, "set --tokenizer-worker-num 1"),
         ({"speculative_accept_threshold_acc": 0.9}, "--speculative-accept-threshold-acc"),
         ({"page_size": 64}, "set --page-size 1"),
@@ -97,9 +123,13 @@ def test_a_stray_flag_is_named() -> None:
 
 
 def model(**changed: Any) -> SimpleNamespace:
-    encoder = changed.pop("is_encoder_decoder", False)
+    config = SimpleNamespace(
+        is_encoder_decoder=changed.pop("is_encoder_decoder", False),
+        use_ngram_embedding=changed.pop("use_ngram_embedding", False),
+        hf_config=SimpleNamespace(**changed.pop("hf_config", {})),
+    )
     known = {"mambaish_config": None, "is_hybrid_swa": False, "sliding_window_size": None}
-    return SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=encoder), **(known | changed))
+    return SimpleNamespace(model_config=config, **(known | changed))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +139,8 @@ def model(**changed: Any) -> SimpleNamespace:
         ({"is_hybrid_swa": True}, "sliding-window"),
         ({"sliding_window_size": 4096}, "sliding-window"),
         ({"is_encoder_decoder": True}, "encoder"),
+        ({"use_ngram_embedding": True}, "embeds a token with those before it"),
+        ({"hf_config": {"attn_temperature_len": 1024}}, "scales attention by position"),
     ],
 )
 def test_models_that_a_tree_does_not_fit(changed: dict[str, Any], word: str) -> None:
@@ -119,6 +151,70 @@ def test_models_that_a_tree_does_not_fit(changed: dict[str, Any], word: str) -> 
 def test_a_plain_model_fits() -> None:
     assert check.model_refusals(model()) == []
     assert check.model_refusals(model(sliding_window_size=-1)) == []
+
+
+def sampling(**changed: Any) -> SimpleNamespace:
+    neutral = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+    }
+    return SimpleNamespace(**(neutral | changed))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -1.0},
+        {"repetition_penalty": 1.05},
+        {"min_new_tokens": 3},
+    ],
+    ids=str,
+)
+def test_a_request_that_needs_its_tokens_counted_is_refused(changed: dict[str, Any]) -> None:
+    (name,) = changed
+    refused = check.request_refusal(sampling(**changed))
+    assert refused is not None and f"does not support {name} yet" in refused
+    assert check.request_refusal(sampling()) is None
+
+
+def test_a_refused_request_loses_what_it_was_refused_for() -> None:
+    asked = sampling(repetition_penalty=1.9, min_new_tokens=3, frequency_penalty=0.1, presence_penalty=0.1)
+    check.neutralise(asked)
+    assert vars(asked) == vars(sampling())
+
+
+def drafter(dtype: str = "torch.float16", most: int | None = 8, device: str = "cuda") -> SimpleNamespace:
+    return SimpleNamespace(
+        device=device,
+        model_config=SimpleNamespace(dtype=dtype),
+        graph_runner=None if most is None else SimpleNamespace(max_bs=most),
+    )
+
+
+def test_a_drafter_that_is_not_bfloat16_must_stay_within_its_graphs() -> None:
+    (fault,) = check.draft_refusals(drafter(), 48)
+    assert "float16 outside of CUDA graphs, which hold 8 of 48 requests" in fault
+    assert fault.endswith("set --dtype bfloat16, or --max-running-requests 8")
+    (fault,) = check.draft_refusals(drafter(most=None), 1)
+    assert fault.endswith("set --dtype bfloat16")
+    assert check.draft_refusals(drafter(), 8) == []
+    assert check.draft_refusals(drafter("torch.bfloat16", None), 48) == []
+    assert check.draft_refusals(drafter("torch.float32", None, "cpu"), 48) == []
+    with pytest.raises(DDTreeError, match="DDTREE does not run with these models:\n  - a drafter of float16"):
+        check.refuse_engine(check.draft_refusals(drafter(), 48))
+
+
+def test_the_output_layer_is_looked_at_before_the_first_request() -> None:
+    def head(dtype: str) -> SimpleNamespace:
+        return SimpleNamespace(weight=SimpleNamespace(dtype=dtype), shard_indices=object())
+
+    assert check.head_refusals(head("torch.bfloat16")) == check.head_refusals(head("torch.float32")) == []
+    for none in (None, SimpleNamespace(qweight=1), SimpleNamespace(weight=1)):
+        assert "no vocabulary-parallel lm_head" in check.head_refusals(none)[0]
+    assert "quantised (float8_e4m3fn)" in check.head_refusals(head("torch.float8_e4m3fn"))[0]
 
 
 class Graphs:

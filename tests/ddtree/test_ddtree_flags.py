@@ -35,6 +35,19 @@ for _name, _value in {
     "enable_pdmux": False,
     "disaggregation_mode": "null",
     "enable_lora": None,
+    "enable_torch_compile": False,
+    "enable_hierarchical_cache": False,
+    "enable_lmcache": False,
+    "enable_attn_tp_input_scattered": False,
+    "strip_thinking_cache": False,
+    "enable_streaming_session": False,
+    "enable_deterministic_inference": False,
+    "enable_return_hidden_states": False,
+    "enable_return_routed_experts": False,
+    "enable_custom_logit_processor": False,
+    "moe_dense_tp_size": None,
+    "rl_on_policy_target": None,
+    "moe_a2a_backend": "none",
     "tokenizer_worker_num": 1,
     "speculative_accept_threshold_single": 1.0,
     "speculative_accept_threshold_acc": 1.0,
@@ -105,6 +118,23 @@ def test_the_story_s_command_line_parses() -> None:
     assert parsed.speculative_algorithm == "DDTREE"
     assert (parsed.speculative_ddtree_budget, parsed.speculative_ddtree_topk_cap) == (32, 4)
     assert parsed.speculative_ddtree_budget_schedule == "adaptive"
+
+
+def test_the_help_tells_the_rule_of_the_schedule() -> None:
+    """As ``tree.slot_limits`` has it: a node's probability against a threshold, no acceptance rate anywhere."""
+    torch = pytest.importorskip("torch")
+    from ddtree_sglang.tree import ADAPTIVE_MIN_PROB, build_tree
+
+    told = " ".join(parser().format_help().split())
+    assert ADAPTIVE_MIN_PROB == 0.01
+    assert (
+        "besides the best block size - 1 only nodes that the drafter expects to be accepted at least once"
+        in told
+    )
+    logprobs = torch.log(torch.tensor([[[0.98, 0.02], [0.98, 0.02], [0.98, 0.02]]]))
+    grown = build_tree(logprobs, torch.arange(6).view(1, 3, 2), 14, min_prob=ADAPTIVE_MIN_PROB)
+    # the chain of 3, then the nodes of one second choice (0.0196 and 0.0192): two of them is 0.0004
+    assert grown.count.tolist() == [1 + 3 + 1 + 2 + 3]
 
 
 def test_other_algorithms_and_unknown_schedules_stay_what_they_were(
@@ -214,6 +244,9 @@ def test_sglang_s_other_algorithms_are_as_they_were(pair: SimpleNamespace, real_
         (("--prefill-attention-backend", "fa3"), "attention backend fa3 \\(prefill\\)"),
         (("--pp-size", "2"), "set --pp-size 1"),
         (("--disaggregation-mode", "prefill"), "leave out --disaggregation-mode"),
+        (("--enable-torch-compile",), "leave out --enable-torch-compile"),
+        (("--enable-hierarchical-cache",), "leave out --enable-hierarchical-cache"),
+        (("--enable-custom-logit-processor",), "leave out --enable-custom-logit-processor"),
         (("--speculative-ddtree-topk-cap", "0"), "give at least 1"),
         (
             ("--speculative-ddtree-budget", "99999", "--speculative-ddtree-topk-cap", "64"),

@@ -95,9 +95,11 @@ def test_graph_state_is_refused_before_the_capture_if_the_patch_is_missing(
 ) -> None:
     pytest.importorskip("torch")
     captured: list[int] = []
+    sizes: list[tuple[int, int]] = []
 
     def state(self: Any, max_bs: int, max_num_tokens: int) -> None:
         captured.append(self.num_draft_tokens)
+        sizes.append((max_bs, max_num_tokens))
         self.cuda_graph_custom_mask = "sglang's"
 
     backend = SimpleNamespace(num_draft_tokens=8, max_context_len=100, device="cpu")
@@ -118,6 +120,36 @@ def test_graph_state_is_refused_before_the_capture_if_the_patch_is_missing(
     monkeypatch.setenv(check.SKIP_SELF_CHECK, "1")
     plugin.size_graph_state(state, backend, 4, 4 * 8)
     assert captured == [8, 33, 8], "the capture follows the runner, or it would write rows that are not there"
+    assert sizes == [(4, 32), (4, 4), (4, 4)], "the target's other buffers hold a row a request, not a token"
+
+
+@pytest.mark.real
+def test_the_graphs_buffers_hold_every_request_at_the_context_limit(real_plugin: None) -> None:
+    """sglang's own ``init_cuda_graph_state`` with the hook: a row of the context a request, N of them in the mask."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    def made(**more: Any) -> SimpleNamespace:
+        backend = SimpleNamespace(
+            num_draft_tokens=33,
+            max_context_len=100,
+            device="cpu",
+            num_head=2,
+            max_kv_splits=8,
+            v_head_dim=4,
+            swa_v_head_dim=None,
+            sliding_window_size=None,
+            skip_prefill=False,
+            **more,
+        )
+        TritonAttnBackend.init_cuda_graph_state(backend, 4, 4 * 33)
+        return backend
+
+    tree, plain = made(ddtree_tokens=33), made()
+    assert tree.cuda_graph_kv_indices.numel() == 4 * 100
+    assert tree.cuda_graph_custom_mask.numel() == 4 * 33 * (100 + 33)
+    assert plain.cuda_graph_kv_indices.numel() == 4 * 33 * 100, "what sglang makes without the hook"
+    held = sum(part.nbytes for part in vars(tree).values() if hasattr(part, "nbytes"))
+    assert held < sum(part.nbytes for part in vars(plain).values() if hasattr(part, "nbytes")) / 5
 
 
 def test_every_hook_has_a_target_of_its_own() -> None:
@@ -172,3 +204,34 @@ def test_a_step_asks_for_a_tree_of_slots_a_request(
     assert needed(batch, [0]) == 33
     batch.spec_algorithm = SpeculativeAlgorithm.DFLASH
     assert needed(batch) == 3 * 8
+
+
+@pytest.mark.real
+def test_a_refused_request_is_told_by_the_algorithm_it_asked(
+    real_plugin: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sglang's own validation, with the hook on it."""
+    from sglang.srt import server_args
+    from sglang.srt.managers import scheduler
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    left: list[SamplingParams] = []
+
+    def told(algorithm: str, logprob: bool = False, **changed: Any) -> Any:
+        monkeypatch.setattr(
+            server_args, "_global_server_args", SimpleNamespace(speculative_algorithm=algorithm)
+        )
+        req = SimpleNamespace(return_logprob=logprob, sampling_params=SamplingParams(**changed))
+        left.append(req.sampling_params)
+        return scheduler.validate_dflash_request(req)
+
+    assert told("DDTREE") is None
+    assert told("DDTREE", logprob=True) == "DDTREE speculative decoding does not support return_logprob yet."
+    assert "does not support min_new_tokens yet" in told("DDTREE", min_new_tokens=3)
+    assert told("DDTREE", json_schema="{}").startswith("DDTREE speculative decoding does not support")
+    # sglang prefills a refused request all the same: what it was refused for is gone, whatever the reason given
+    assert "repetition_penalty" in told("DDTREE", repetition_penalty=1.9)
+    assert "return_logprob" in told("DDTREE", logprob=True, repetition_penalty=1.9)
+    assert all(kept.min_new_tokens == 0 and kept.repetition_penalty == 1.0 for kept in left)
+    assert told("DFLASH", min_new_tokens=3) is None and left[-1].min_new_tokens == 3
+    assert told("DFLASH", logprob=True).startswith("DFLASH")

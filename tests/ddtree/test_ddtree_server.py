@@ -1,8 +1,9 @@
 """The real sglang server on a CPU running DDTREE, token for token against the same server without speculation.
 
-One server at a time: plain (the reference), DFLASH, then DDTREE with four drafters of which it is known beforehand what
-they get right (``cpu/make_models.py``). The CPU has no CUDA graphs and no triton: attention is a stand-in that honours
-the tree mask (``cpu/stubs``); scheduler, cache, drafter, tree, verification and HTTP are the real ones.
+Servers (``cpu/cpu_servers.py``): plain (the reference), DFLASH, and DDTREE with three drafters of which it is known
+beforehand what they get right (``cpu/make_models.py``). The CPU has no CUDA graphs and no triton: attention is a
+stand-in that honours the tree mask (``cpu/stubs``), and the kernel itself is tested by ``test_ddtree_kernel.py``;
+scheduler, cache, drafter, tree, verification, tokenizer and HTTP are the real ones.
 
 float32 and large margins: the target's two best logits are never as close as rounding, so texts must be equal.
 """
@@ -11,203 +12,38 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import random
-import shutil
-import signal
-import socket
-import subprocess
+import re
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
+from cpu_servers import BLOCK, BUDGET, CONTEXT, KINDS, TOPK, Fleet, Kind, Server
 
-httpx = pytest.importorskip("httpx")
-pytest.importorskip("torch")
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed: make test-real", allow_module_level=True)
 
 pytestmark = pytest.mark.real
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-BLOCK, BUDGET, TOPK, CONTEXT = 4, 40, 8, 256
+ROOT = Path(__file__).parents[2]
 SPOKEN = (8, 13, 21)
-PROMPTS, TOKENS = 56, 32
-START_S = float(os.environ.get("DDTREE_TEST_START_S", "400"))
+# a first token from the prefill, and then whole steps of an accepted block
+PROMPTS, TOKENS = 56, 25
+LOWER = "ddtree-lower"
+TREES = [name for name, kind in KINDS.items() if kind.algorithm == "DDTREE"]
 
 
 def prompts() -> list[list[int]]:
     """Prompts of 3 to 60 tokens; none holds the mask token or an end token."""
     rng = random.Random(11)
     return [[rng.randrange(3, 32) for _ in range(rng.randrange(3, 61))] for _ in range(PROMPTS)]
-
-
-@dataclass
-class Server:
-    """A running server."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def generate(self, ids: list[int], tokens: int, **sampling: Any) -> dict[str, Any]:
-        """One greedy request: the whole answer of ``/generate``."""
-        params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True} | sampling
-        reply = httpx.post(
-            f"{self.url}/generate",
-            json={"input_ids": ids, "sampling_params": params},
-            timeout=120,
-            trust_env=False,
-        )
-        assert reply.status_code == 200, (reply.status_code, reply.text, self.text()[-4000:])
-        return dict(reply.json())
-
-    def outputs(self, requests: list[tuple[list[int], int]], concurrency: int = 4) -> list[list[int]]:
-        """Output tokens of requests, ``concurrency`` at a time."""
-        with ThreadPoolExecutor(concurrency) as pool:
-            replies = list(pool.map(lambda request: self.generate(*request), requests))
-        return [reply["output_ids"] for reply in replies]
-
-    def get(self, path: str) -> dict[str, Any]:
-        reply = httpx.get(f"{self.url}{path}", timeout=60, trust_env=False)
-        assert reply.status_code == 200, (path, reply.status_code, reply.text)
-        return dict(reply.json())
-
-    def idle(self) -> None:
-        """Wait until nothing runs, drop the cache, and see that not a slot of KV is missing.
-
-        sglang counts its slots whenever it is idle and dies if one is missing; the next request would not be answered.
-        """
-        deadline = time.monotonic() + 60
-        while True:
-            reply = httpx.post(f"{self.url}/flush_cache", timeout=60, trust_env=False)
-            if reply.status_code == 200:
-                break
-            assert time.monotonic() < deadline, reply.text
-            time.sleep(0.5)
-        time.sleep(1.5)
-        assert self.process.poll() is None, self.text()[-4000:]
-        assert len(self.generate([5, 6, 7], 4)["output_ids"]) == 4
-        log = self.text()
-        assert "leak" not in log, log[-4000:]
-        assert "Traceback" not in log, log[-4000:]
-
-
-def plugin_site(folder: Path) -> Path:
-    """A folder for PYTHONPATH: the package, and the entry point by which sglang finds it."""
-    info = folder / "ddtree_sglang-0.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ddtree-sglang\nVersion: 0.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nddtree = ddtree_sglang.plugin:register\n")
-    (folder / "ddtree_sglang").symlink_to(ROOT / "ddtree_sglang")
-    return folder
-
-
-def environment(site: Path, **more: str) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "DDTREE_"))}
-    return env | {
-        "PYTHONPATH": os.pathsep.join([str(site), str(HERE / "cpu" / "stubs")]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        **more,
-    }
-
-
-def command(models: Path, pair: str, port: int, *args: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(models / pair)),
-        *("--served-model-name", "tiny", "--skip-tokenizer-init", "--dtype", "float32", "--device", "cpu"),
-        *("--attention-backend", "triton", "--disable-cuda-graph", "--grammar-backend", "none"),
-        *("--disable-overlap-schedule", "--host", "127.0.0.1", "--port", str(port)),
-        *("--max-total-tokens", "4096", "--max-running-requests", "4", "--random-seed", "1"),
-        *("--decode-log-interval", "10", "--skip-server-warmup"),
-        *args,
-    ]
-
-
-def speculative(models: Path, pair: str, algorithm: str) -> list[str]:
-    flags = [
-        "--speculative-algorithm",
-        algorithm,
-        "--speculative-draft-model-path",
-        str(models / f"{pair}-draft"),
-    ]
-    if algorithm == "DDTREE":
-        flags += ["--speculative-ddtree-budget", str(BUDGET), "--speculative-ddtree-topk-cap", str(TOPK)]
-    return flags
-
-
-def free_port() -> int:
-    """A port below 55536: sglang adds 10000 for gRPC and wants that to be a port too."""
-    for port in range(31350, 31450):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port from 31350 to 31449")
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server and the processes that it started: its whole session."""
-    try:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
-    except ProcessLookupError:
-        process.wait(20)
-
-
-@contextmanager
-def serving(arguments: list[str], env: dict[str, str], log: Path) -> Iterator[Server]:
-    """A server from its start until it is stopped. One that does not start fails the test with its log."""
-    url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(arguments, env=env, stdout=sink, stderr=sink, start_new_session=True)
-    try:
-        deadline = time.monotonic() + START_S
-        while True:
-            assert process.poll() is None, log.read_text(errors="replace")[-6000:]
-            assert time.monotonic() < deadline, log.read_text(errors="replace")[-6000:]
-            try:
-                if httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(1)
-        yield Server(url, process, log)
-    finally:
-        stop(process)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("models")
-    subprocess.run([sys.executable, str(HERE / "cpu" / "make_models.py"), str(folder)], check=True)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return environment(plugin_site(tmp_path_factory.mktemp("site")))
 
 
 @dataclass(frozen=True)
@@ -230,87 +66,76 @@ def continuations(outputs: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(models: Path, env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(fleet: Fleet) -> Reference:
     """The plain server's answers, by the target of every pair but ``top``: they differ in a row that no prompt uses."""
-    log = tmp_path_factory.mktemp("plain") / "log"
-    with serving(command(models, "lower", free_port()), env, log) as server:
-        outputs = server.outputs([(prompt, TOKENS) for prompt in prompts()])
-        continued = server.outputs([(turn, TOKENS) for turn in continuations(outputs)])
-        to_limit = server.generate(long_prompt(), 18)["output_ids"]
+    server = fleet.server("plain")
+    outputs = server.outputs([(prompt, TOKENS) for prompt in prompts()])
+    continued = server.outputs([(turn, TOKENS) for turn in continuations(outputs)])
+    to_limit = server.generate(long_prompt(), 18)["output_ids"]
+    fleet.stop("plain")
     assert {token for output in outputs for token in output} == set(SPOKEN)
     assert len({tuple(output) for output in outputs}) > PROMPTS * 0.8, "the target hardly reads its context"
     return Reference(outputs, continued, to_limit)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A server under test. ``accept`` is the least and greatest mean accept length that its drafter allows."""
-
-    pair: str
-    algorithm: str
-    accept: tuple[float, float]
-
-
-KINDS = {
-    # a chain whose first token is never said
-    "dflash-lower": Kind("lower", "DFLASH", (1.0, 1.0)),
-    # 4 candidates a depth of which 3 are said: depths 1 and 2 whole (20 nodes), and 20 of 64 at depth 3
-    "ddtree-lower": Kind("lower", "DDTREE", (3.0, 4.0)),
-    "ddtree-top": Kind("top", "DDTREE", (4.0, 4.0)),
-    "ddtree-nothing": Kind("nothing", "DDTREE", (1.0, 1.0)),
-    "ddtree-random": Kind("random", "DDTREE", (1.5, 4.0)),
-}
-
-
 @dataclass
 class Running:
+    """A server under test, what it is to say, and its answers to all prompts, four at a time."""
+
     kind: Kind
     server: Server
     expected: Reference
+    answers: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
-def running(
-    request: pytest.FixtureRequest,
-    models: Path,
-    env: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=TREES)
+def running(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[Running]:
     kind = KINDS[request.param]
     if kind.pair == "top":
         said = [[SPOKEN[0]] * TOKENS]
         expected = Reference(said * PROMPTS, said * 12, said[0][:18])
     else:
         expected = request.getfixturevalue("reference")
-    log = tmp_path_factory.mktemp(request.param) / "log"
-    arguments = command(models, kind.pair, free_port(), *speculative(models, kind.pair, kind.algorithm))
-    with serving(arguments, env, log) as server:
-        yield Running(kind, server, expected)
+    server = fleet.server(request.param)
+    answers = server.answers([(prompt, TOKENS) for prompt in prompts()])
+    yield Running(kind, server, expected, answers)
+    if request.param != LOWER:
+        fleet.stop(request.param)
+
+
+def accept_length(answers: list[dict[str, Any]]) -> float:
+    """Mean tokens a step over all steps of the answers; the first token of each comes from the prefill."""
+    tokens = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in answers)
+    return float(tokens / sum(answer["meta_info"]["spec_verify_ct"] for answer in answers))
 
 
 def test_the_text_is_that_of_plain_greedy_decoding(running: Running) -> None:
-    """Two prompts in sequence, then all of them four at a time."""
+    """All prompts four at a time, and two of them alone."""
+    assert [answer["output_ids"] for answer in running.answers] == running.expected.outputs
     alone = [running.server.generate(prompt, TOKENS)["output_ids"] for prompt in prompts()[:2]]
     assert alone == running.expected.outputs[:2]
-    assert running.server.outputs([(prompt, TOKENS) for prompt in prompts()]) == running.expected.outputs
     running.server.idle()
 
 
 def test_as_much_is_accepted_as_the_drafter_deserves(running: Running) -> None:
     """The accept length is known beforehand, and never above the block size."""
     least, most = running.kind.accept
-    lengths, tokens, steps = [], 0, 0
-    for prompt in prompts()[:12]:
-        meta = running.server.generate(prompt, TOKENS + 1)["meta_info"]
-        # the first token comes from the prefill, and the last step may be cut short by the limit
-        lengths.append(meta["completion_tokens"] / meta["spec_verify_ct"])
-        tokens += meta["completion_tokens"] - 1
-        steps += meta["spec_verify_ct"]
+    assert least <= accept_length(running.answers) <= most
+    for answer in running.answers:
+        meta = answer["meta_info"]
         assert meta["spec_accepted_drafts"] <= meta["spec_verify_ct"] * (BLOCK - 1)
         assert meta["spec_accept_rate"] <= 1.0
-    mean = tokens / steps
-    assert least <= mean <= most, (mean, lengths)
-    assert mean <= BLOCK
+
+
+def test_where_a_lower_branch_is_right_the_tree_accepts_more_than_the_chain(
+    fleet: Fleet, reference: Reference
+) -> None:
+    """The same target, the same drafter, DFLASH: its chain begins with a token that is never said."""
+    answers = fleet.server("dflash-lower").answers([(prompt, TOKENS) for prompt in prompts()[:12]])
+    fleet.stop("dflash-lower")
+    assert [answer["output_ids"] for answer in answers] == reference.outputs[:12]
+    assert accept_length(answers) == KINDS["dflash-lower"].accept[1]
+    assert KINDS["dflash-lower"].accept[1] * 2 < KINDS[LOWER].accept[0]
 
 
 def test_a_prefix_from_the_cache_changes_nothing(running: Running) -> None:
@@ -352,14 +177,10 @@ def test_aborted_requests_leave_nothing_behind(running: Running) -> None:
     """Clients hang up in the middle while others are served."""
 
     def hang_up(prompt: list[int]) -> None:
-        body = {
-            "input_ids": prompt,
-            "stream": True,
-            "sampling_params": {"max_new_tokens": 150, "ignore_eos": True},
-        }
-        body["sampling_params"]["temperature"] = 0
+        sampling = {"max_new_tokens": 150, "ignore_eos": True, "temperature": 0}
+        body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
         with httpx.stream(
-            "POST", f"{running.server.url}/generate", json=body, timeout=60, trust_env=False
+            "POST", f"{running.server.url}/generate", json=body, timeout=300, trust_env=False
         ) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data:"):
@@ -376,8 +197,6 @@ def test_aborted_requests_leave_nothing_behind(running: Running) -> None:
 
 def test_sampled_requests_run_beside_greedy_ones(running: Running) -> None:
     """A greedy request's text does not depend on sampled ones in its batch; sampled ones say what may be said."""
-    if running.kind.algorithm != "DDTREE":
-        pytest.skip("DFLASH cannot sample on a CPU")
     with ThreadPoolExecutor(4) as pool:
         sampled = [
             pool.submit(running.server.generate, prompt, TOKENS, temperature=1.0, top_p=0.9, top_k=20)
@@ -390,77 +209,142 @@ def test_sampled_requests_run_beside_greedy_ones(running: Running) -> None:
     running.server.idle()
 
 
-def test_log_probabilities_are_refused_by_name(running: Running) -> None:
-    body = {"input_ids": [5, 6], "return_logprob": True, "sampling_params": {"max_new_tokens": 4}}
-    reply = httpx.post(f"{running.server.url}/generate", json=body, timeout=60, trust_env=False)
-    assert reply.status_code == 400, reply.text
-    assert f"{running.kind.algorithm} speculative decoding does not support return_logprob" in reply.text
-
-
 def test_the_server_says_what_it_runs(running: Running) -> None:
     info = running.server.get("/server_info")
-    assert info["speculative_algorithm"] == running.kind.algorithm
+    assert info["speculative_algorithm"] == "DDTREE"
     assert info["speculative_num_draft_tokens"] == BLOCK
-    if running.kind.algorithm == "DDTREE":
-        assert (info["speculative_ddtree_budget"], info["speculative_ddtree_topk_cap"]) == (BUDGET, TOPK)
-        assert info["speculative_ddtree_budget_schedule"] == "fixed"
-        log = running.server.text()
-        assert f"verify tokens={BUDGET + 1}" in log
-        assert "self-check=passed" in log
-        assert "DDTREE metrics: " in log
-        assert f"speculative_ddtree_budget={BUDGET}" in log
+    assert (info["speculative_ddtree_budget"], info["speculative_ddtree_topk_cap"]) == (BUDGET, TOPK)
+    assert info["speculative_ddtree_budget_schedule"] == "fixed"
+    log = running.server.text()
+    assert f"verify tokens={BUDGET + 1}" in log
+    assert "self-check=passed" in log
+    assert "DDTREE metrics: " in log
+    assert f"speculative_ddtree_budget={BUDGET}" in log
 
 
-def died(arguments: list[str], env: dict[str, str]) -> str:
-    """Run a server that is to refuse, and return what it said. One that serves fails the test."""
-    process = subprocess.Popen(
-        arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+@cache
+def contract() -> ModuleType:
+    """The test of the lab engine against recorded answers of the real server: its requests and comparisons."""
+    path = ROOT / "tests" / "lab" / "test_lab_engine_contract.py"
+    spec = importlib.util.spec_from_file_location("lab_engine_contract", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+WITH_DFLASH = {path.stem for path in (ROOT / "tests" / "data" / "responses_dflash").glob("*.headers")}
+WITHOUT = {
+    *(
+        "health",
+        "v1_models",
+        "v1_models_one",
+        "v1_models_unknown",
+        "model_info",
+        "completions",
+        "completions_stream",
+    ),
+    *("chat_stream", "chat_unknown_model", "chat_over_long", "generate_over_long"),
+}
+
+
+@pytest.fixture(scope="module")
+def lower(fleet: Fleet) -> Server:
+    """DDTREE where a lower branch is right."""
+    return fleet.server(LOWER)
+
+
+@pytest.mark.parametrize("name", sorted(WITH_DFLASH | WITHOUT))
+def test_answers_have_the_shape_that_the_lab_engine_is_held_to(lower: Server, name: str) -> None:
+    """What was recorded from DFLASH holds for DDTREE, but for the name of the algorithm in its errors.
+
+    Where the algorithm makes no difference the recording of a plain server is held to it.
+    """
+    kit = contract()
+    recording = kit.DATA / ("responses_dflash" if name in WITH_DFLASH else "responses") / name
+    status, headers = kit.head(recording)
+    with httpx.Client(base_url=lower.url, timeout=300, trust_env=False) as client:
+        if name == "server_info":
+            # the recording is of a server that has written no decode line yet
+            client.post("/flush_cache").raise_for_status()
+        answer = kit.Contract(client, None).send(*kit.EXCHANGES[name])
+    text = next(recording.parent.glob(f"{name}.[jt][sx]*")).read_text()
+    kind = headers.get("content-type", "")
+    assert (answer.status_code, answer.headers.get("content-type", "")) == (status, kind), answer.text[:500]
+    if name.startswith("metrics"):
+        recorded, answered = kit.families(text), kit.families(answer.text)
+        both = set(recorded) & set(answered)
+        assert {"sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:gen_throughput"} <= both
+        assert {family: answered[family] for family in both} == {family: recorded[family] for family in both}
+    elif "event-stream" in kind:
+        recorded_events, answered_events = kit.events(text), kit.events(answer.text)
+        for index in (0, -1):
+            assert list(kit.differences(recorded_events[index], answered_events[index])) == []
+    elif kind == "application/json":
+        assert list(kit.differences(json.loads(text), answer.json())) == []
+        if status >= 400 and name != "chat_bad_json":
+            assert "DFLASH" not in answer.text
+            assert kit.wording(answer.text).replace("DDTREE", "DFLASH") == kit.wording(text)
+    else:
+        assert answer.text == text
+
+
+def test_ddtree_ops_reads_and_judges_the_server(lower: Server) -> None:
+    """The smoke check's own reading of names, counts, server information and decode lines."""
+    from ddtree_ops.checks.engine import EngineClient
+    from ddtree_ops.checks.speculation import judge_speculation, summarise_decode
+    from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Speculative, Target
+    from ddtree_ops.results import Verdict
+
+    service = Service(
+        name="chat",
+        unit="sglang-chat.service",
+        venv="/opt/venv",
+        model="/srv/models/tiny",
+        runtime="sglang-0.5.11-ddtree",
+        port=int(lower.url.rpartition(":")[2]),
+        speculative=Speculative(budget=BUDGET, topk_cap=TOPK, block_size=BLOCK),
     )
-    try:
-        said, _ = process.communicate(timeout=START_S)
-    finally:
-        stop(process)
-    assert process.returncode != 0, said.decode()[-4000:]
-    return said.decode(errors="replace")
+    host = Host(name="here", address="127.0.0.1", http="direct")
+    with EngineClient(None, Target(host=host, service=service, runtime=RuntimeSpec())) as engine:
+        assert [model.name for model in engine.models()] == ["tiny"]
+        answer = engine.generate("t5 t6 t7", max_tokens=97, timeout=300, ignore_eos=True)
+        chat = engine.chat("tiny", "t5 t6 t7", max_tokens=24, timeout=300)
+        info = engine.server_info()
+    assert (info.version, info.speculative_algorithm) == ("0.5.11", "DDTREE")
+    assert answer.completion_tokens == 97 and answer.text
+    assert answer.proposed_drafts == (BLOCK - 1) * (answer.verify_steps or 0)
+    assert (chat.completion_tokens, chat.finish_reason) == (24, "length")
+    decode = summarise_decode(lower.text().splitlines())
+    assert decode.lines > 0
+    found = judge_speculation(
+        service, generation=answer, decode=decode, info=info, min_accept_length=KINDS[LOWER].accept[0]
+    )
+    assert found.verdict is Verdict.PASS, found
+    assert found.facts["accept_length"] <= BLOCK
+    lines = [line for line in re.split(r"[\r\n]+", lower.text()) if "] Decode batch, " in line]
+    assert [line for line in lines if not re.match(contract().KINDS["decode"], line)] == []
+    lower.idle()
 
 
-def test_all_refusals_come_at_once_and_before_anything_is_loaded(models: Path, env: dict[str, str]) -> None:
-    flags = speculative(models, "lower", "DDTREE")
-    flags[flags.index(str(BUDGET))] = "2"
-    said = died(command(models, "lower", free_port(), *flags, "--page-size", "16"), env)
+def test_all_refusals_come_at_once_and_before_anything_is_loaded(fleet: Fleet) -> None:
+    said = fleet.said("refused")
     assert "DDTREE does not run with these arguments" in said
     assert "raise it to at least 3" in said
     assert "set --page-size 1" in said
     assert "Load weight begin" not in said
 
 
-def test_a_hook_that_was_swallowed_starts_no_server(
-    models: Path, env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_hook_that_was_swallowed_starts_no_server(fleet: Fleet) -> None:
     """Another plugin breaks a hook's target: sglang only logs that, the worker aborts."""
-    site = tmp_path / "breaker"
-    info = site / "breaker-0.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: breaker\nVersion: 0.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\naaa = breaker:register\n")
-    (site / "breaker.py").write_text(
-        "def register():\n"
-        "    from sglang.srt.plugins.hook_registry import HookRegistry\n"
-        "    kept = HookRegistry._apply_target.__func__\n"
-        "    def refuse(cls, target, hooks):\n"
-        "        if target.endswith('new_tokens_required_next_decode'):\n"
-        "            raise RuntimeError('cannot be hooked')\n"
-        "        return kept(cls, target, hooks)\n"
-        "    HookRegistry._apply_target = classmethod(refuse)\n"
-    )
-    broken = env | {"PYTHONPATH": os.pathsep.join([str(site), env["PYTHONPATH"]])}
-    said = died(command(models, "lower", free_port(), *speculative(models, "lower", "DDTREE")), broken)
+    said = fleet.said("swallowed")
     assert "Failed to apply hooks" in said
     assert "DDTREE is not wholly installed in this sglang: no hook on " in said
     assert "ScheduleBatch.new_tokens_required_next_decode" in said
 
 
-def test_the_models_are_as_the_tests_say(models: Path) -> None:
-    config = json.loads((models / "lower-draft" / "config.json").read_text())
+def test_the_models_are_as_the_tests_say(fleet: Fleet) -> None:
+    fleet.server("plain")
+    config = json.loads((fleet.models / "lower-draft" / "config.json").read_text())
     assert config["block_size"] == BLOCK
     assert config["max_position_embeddings"] == CONTEXT

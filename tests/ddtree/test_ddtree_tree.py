@@ -16,11 +16,14 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from ddtree_sglang import tree as tree_module  # noqa: E402
+from ddtree_sglang.grow import TREE_GRAPH, Grown, TreeStep, graph_wanted  # noqa: E402
 from ddtree_sglang.tree import (  # noqa: E402
     ADAPTIVE_MIN_PROB,
     Tree,
     build_tree,
     custom_mask,
+    fill_mask,
+    mask_places,
     positions,
     prepare,
     retrieve_index,
@@ -626,3 +629,90 @@ def test_tables_are_made_once() -> None:
     for _ in range(3):
         build_tree(logprobs, token_ids, 11)
     assert tree_module._tables.cache_info().misses == before
+
+
+# The step: buffers that do not move, padded batches, CUDA graphs --------------------------------------------------
+
+
+def inputs(seed: int, bs: int, depth: int, width: int) -> tuple[torch.Tensor, ...]:
+    logprobs, token_ids = draws(seed, bs, depth, width)
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randint(0, 999, (bs,), generator=generator)
+    return logprobs, token_ids, root, torch.randint(1, 40, (bs,), generator=generator)
+
+
+def check_grown(grown: Grown, given: tuple[torch.Tensor, ...], budget: int) -> None:
+    """All of a step's outputs, and the flat mask made of them, are those of the functions they stand for."""
+    logprobs, token_ids, root, seq_lens = (part.cpu() for part in given)
+    want = build_tree(logprobs, token_ids, budget, root=root)
+    for field in fields(Tree):
+        got = getattr(grown.tree, field.name)
+        assert torch.equal(got.cpu(), getattr(want, field.name)), field.name
+        assert got.is_contiguous() or field.name not in ("draft", "next_token", "next_sibling", "mask")
+    assert torch.equal(grown.positions.cpu(), positions(want, seq_lens))
+    assert torch.equal(grown.rows.cpu(), retrieve_index(want))
+    assert torch.equal(grown.places.cpu(), mask_places(seq_lens, budget + 1))
+    total = int(seq_lens.sum())
+    flat = fill_mask(grown.tree.mask, grown.places, total)
+    assert torch.equal(flat.cpu(), custom_mask(want, seq_lens, total))
+
+
+@pytest.mark.parametrize("sizes", [(), (4,), (1, 2, 4)], ids=str)
+def test_a_step_in_fixed_buffers_is_the_same_whatever_was_there_before(sizes: tuple[int, ...]) -> None:
+    """Batches of 1 to 5 in any order: smaller than a size (padded by what an earlier batch left), equal, above all."""
+    step = TreeStep(4, 3, 9, "cpu", sizes=sizes)
+    order = [5, 4, 3, 1, 2, 4, 1, 5, 3]
+    for seed, bs in enumerate(order):
+        given = inputs(seed, bs, 4, 3)
+        check_grown(step(*given), given, 9)
+
+
+def test_the_step_takes_lengths_of_either_type_and_leaves_its_input_alone() -> None:
+    given = inputs(1, 2, 3, 2)
+    kept = [part.clone() for part in given]
+    step = TreeStep(3, 2, 5, "cpu", sizes=(4,))
+    check_grown(step(*given[:3], given[3].to(torch.int32)), given, 5)
+    assert all(torch.equal(*both) for both in zip(kept, given, strict=True))
+
+
+def test_the_schedule_reaches_the_step() -> None:
+    given = inputs(2, 3, 4, 4)
+    for sizes in ((), (4,)):
+        grown = TreeStep(4, 4, 20, "cpu", min_prob=0.3, sizes=sizes)(*given)
+        want = build_tree(given[0], given[1], 20, min_prob=0.3, root=given[2])
+        assert torch.equal(grown.tree.count, want.count) and int(want.count.min()) < 21
+
+
+def test_the_mask_is_two_operators_outside_of_the_step() -> None:
+    given = inputs(3, 3, 4, 3)
+    grown = TreeStep(4, 3, 9, "cpu")(*given)
+    total = int(given[3].sum())
+    assert work_of(lambda: fill_mask(grown.tree.mask, grown.places, total)) == ["ones", "scatter_"]
+
+
+def test_the_graph_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TREE_GRAPH, raising=False)
+    assert graph_wanted()
+    monkeypatch.setenv(TREE_GRAPH, "0")
+    assert not graph_wanted()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("depth", "width", "budget"), [(7, 8, 32), (7, 1, 7), (7, 4, 64), (15, 8, 64)])
+def test_graphs_grow_what_the_cpu_grows_and_wait_for_nothing(depth: int, width: int, budget: int) -> None:
+    """On a GPU: every batch size twice, so that a graph is replayed over what another left."""
+    step = TreeStep(depth, width, budget, "cuda", sizes=(1, 2, 4, 8))
+    assert sorted(step._graphs) == [1, 2, 4, 8]
+    for seed, bs in enumerate([8, 3, 1, 2, 4, 7, 3, 8, 1, 9]):
+        given = tuple(part.cuda() for part in inputs(seed, bs, depth, width))
+        total = int(given[3].sum())
+        if bs == 9:
+            step(*given)  # built kernel by kernel: a first call may load modules
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            grown = step(*given)
+            fill_mask(grown.tree.mask, grown.places, total)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        check_grown(grown, given, budget)

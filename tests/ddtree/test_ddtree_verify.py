@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed: make test-real", allow_module_level=True)
 
-from ddtree_sglang.tree import build_tree, custom_mask, positions  # noqa: E402
+from ddtree_sglang.tree import build_tree, custom_mask, positions, retrieve_index  # noqa: E402
 from ddtree_sglang.verify import DDTreeVerifyInput, commit_rows, target_tokens, torch_walk  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -55,15 +55,13 @@ def test_the_walk_is_the_walk_along_the_links(budget: int, seed: int) -> None:
         [[rng.choice(tree.draft[b].tolist()) for _ in range(budget + 1)] for b in range(16)],
         dtype=torch.int64,
     )
-    walk = torch_walk(tree.draft, tree, predicted, BLOCK)
+    rows = torch_walk(tree.draft, tree, predicted, BLOCK, retrieve_index(tree))
     seen = set()
     for b in range(16):
-        path, tokens = by_hand(tree, b, predicted[b].tolist())
-        accepted = int(walk.accepted[b])
-        assert walk.nodes[b].tolist() == path + [-1] * (BLOCK - len(path))
-        assert walk.tokens[b].tolist() == tokens + [-1] * (BLOCK - len(tokens))
-        assert accepted == len(path) - 1 < BLOCK
-        seen.add(accepted)
+        path, _ = by_hand(tree, b, predicted[b].tolist())
+        flat = [b * (budget + 1) + node for node in path]
+        assert rows[b].tolist() == flat + [-1] * (BLOCK - len(path))
+        seen.add(len(path))
     assert len(seen) > 1
 
 
@@ -72,9 +70,9 @@ def test_padding_is_never_walked() -> None:
     tree, root = grown(3, 30, 1, k=2)
     assert tree.count.tolist() == [15, 15, 15]
     predicted = root[:, None].expand(3, 31).contiguous()
-    walk = torch_walk(tree.draft, tree, predicted, BLOCK)
+    rows = torch_walk(tree.draft, tree, predicted, BLOCK, retrieve_index(tree))
     for b in range(3):
-        assert int(walk.nodes[b].max()) < 15
+        assert int(rows[b].max()) - b * 31 < 15
 
 
 @pytest.mark.parametrize(
@@ -136,15 +134,17 @@ def test_the_output_is_distributed_as_without_speculation() -> None:
     tree = build_tree(values, tokens, 3, root=torch.full((count,), 2))
     logits = torch.log(probs).expand(count * 4, 5)
     predicted = target_tokens(logits, sampling(count), torch.zeros(count * 4, dtype=torch.int64), 4)
-    walk = torch_walk(tree.draft, tree, predicted, 2)
-    first = walk.tokens[:, 0]
+    rows = torch_walk(tree.draft, tree, predicted, 2, retrieve_index(tree))
+    first = predicted[:, 0]
     for token, p in enumerate(probs.tolist()):
         share = float((first == token).float().mean())
         assert abs(share - p) < 5 * (p * (1 - p) / count) ** 0.5
-    accepted = float(walk.accepted.float().mean())
+    drafted = rows[:, 1] >= 0
+    assert torch.equal(drafted, torch.isin(first, torch.tensor([1, 4, 0])))
+    accepted = float(drafted.float().mean())
     assert abs(accepted - 0.7) < 5 * (0.7 * 0.3 / count) ** 0.5
     # after an accepted node the next token is drawn at that node, independently
-    second = walk.tokens[walk.accepted == 1, 1]
+    second = predicted.view(-1)[rows[drafted, 1]]
     assert abs(float((second == 0).float().mean()) - 0.4) < 5 * (0.24 / len(second)) ** 0.5
 
 
@@ -180,7 +180,17 @@ class Request:
         self.prefix, self.limit = prefix, limit
         self.output_ids: list[int] = []
         self.spec_verify_ct = self.spec_accepted_drafts = 0
+        self.require_reasoning = prefix % 2 == 1
+        self.thought: list[tuple[int, int, int]] = []
+        self.histogram: list[int] = []
         self.kv_committed_len = self.kv_allocated_len = prefix
+
+    def update_reasoning_tokens(self, token: int, end: int) -> None:
+        assert self.output_ids[-1] == token
+        self.thought.append((token, end, len(self.output_ids)))
+
+    def update_spec_acceptance_histogram(self, accepted: int) -> None:
+        self.histogram.append(accepted)
 
     def check_finished(self) -> None:
         pass
@@ -230,6 +240,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
             req_to_token_pool=pool,
             token_to_kv_pool_allocator=allocator,
             tree_cache=cache,
+            model_config=SimpleNamespace(think_end_id=7),
             seq_lens=seq_lens.clone(),
             seq_lens_cpu=seq_lens.clone(),
             seq_lens_sum=sum(prefixes),
@@ -243,6 +254,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
             draft_token_num=width,
             custom_mask=custom_mask(tree, seq_lens, sum(prefixes)),
             tree=tree,
+            rows=retrieve_index(tree),
             block_size=BLOCK,
         )
         entered.prepare_for_verify(batch, 1)
@@ -263,6 +275,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
             hidden=next_hidden,
             accepted=accepted,
             off_top=entered.off_top,
+            committed=entered.committed,
         )
 
     return run
@@ -286,21 +299,34 @@ def test_a_step_commits_the_path_and_loses_no_slot(step: Any, seed: int) -> None
 
     held = []
     hidden = []
+    slots: list[int] = []
+    places: list[int] = []
     off_top = 0
     for b in range(3):
         path, tokens = by_hand(tree, b, predicted[b].tolist())
-        off_top += sum(int(tree.next_token[b, up]) != node for up, node in itertools.pairwise(path))
         count = min(len(tokens), limits[b])
+        off_top += sum(int(tree.next_token[b, up]) != node for up, node in itertools.pairwise(path[:count]))
         req = done.batch.reqs[b]
         assert req.output_ids == tokens[:count]
         assert int(done.verified[b]) == tokens[count - 1]
         assert int(done.lens[b]) == count <= BLOCK
+        assert req.histogram == [count - 1]
+        # a token of the thinking part is counted when it is appended
+        assert req.thought == (
+            [(token, 7, i + 1) for i, token in enumerate(tokens[:count])] if prefixes[b] % 2 else []
+        )
         assert done.accepted[b] == req.spec_accepted_drafts == count - 1
         assert req.kv_committed_len == req.kv_allocated_len == prefixes[b] + count
         row = done.pool.req_to_token[b, : prefixes[b] + count].tolist()
         assert row == done.before[b] + done.slots[b][path[:count]].tolist()
         held += row
         hidden += [b * 21 + node for node in path[:count]]
+        slots += row[prefixes[b] :]
+        places += range(prefixes[b], prefixes[b] + count)
+    # what the drafter's KV is written by: the slots and positions of the committed nodes, in one order
+    assert done.batch.out_cache_loc.tolist() == slots
+    assert done.committed.tolist() == places
+    assert done.committed.storage_offset() == 0, "aligned, so that the drafter's kernel is compiled once"
     assert done.hidden[:, 0].tolist() == hidden
     assert done.off_top == off_top >= 1
     assert done.batch.seq_lens.tolist() == done.batch.seq_lens_cpu.tolist()
@@ -308,6 +334,59 @@ def test_a_step_commits_the_path_and_loses_no_slot(step: Any, seed: int) -> None
     # what is not in a row is free, and nothing is both
     free = done.allocator.free_pages.tolist() + done.allocator.release_pages.tolist()
     assert sorted(free + held) == list(range(1, done.size + 1))
+
+
+@pytest.mark.parametrize("rows", [[[-1, -1]], [[1, -1]]], ids=["no root", "not from the root"])
+def test_a_walk_that_does_not_begin_at_the_root_is_an_error(
+    rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, _ = grown(1, 3, 0)
+    monkeypatch.setattr("ddtree_sglang.verify.torch_walk", lambda *args: torch.tensor(rows))
+    entered = DDTreeVerifyInput(
+        draft_token=tree.draft.view(-1),
+        positions=torch.zeros(4, dtype=torch.int64),
+        draft_token_num=4,
+        tree=tree,
+        rows=retrieve_index(tree),
+        block_size=2,
+    )
+    with pytest.raises(RuntimeError, match="does not begin at the root"):
+        entered._accepted(SimpleNamespace(sampling_info=None), torch.zeros(4, VOCABULARY))
+
+
+@pytest.mark.parametrize(
+    ("size", "sampled", "asked", "sent"),
+    [(2, False, False, 0), (2, False, True, 1), (2, True, False, 1), (1, True, True, 0)],
+    ids=["greedy", "greedy, if sglang is to", "sampled", "one rank"],
+)
+def test_one_rank_draws_for_all(
+    monkeypatch: pytest.MonkeyPatch, size: int, sampled: bool, asked: bool, sent: int
+) -> None:
+    """What rank 0 sends is what is walked: here the root's first child, which this rank did not choose."""
+    monkeypatch.setattr("ddtree_sglang.verify.SYNC_TOKEN_IDS_ACROSS_TP", asked)
+    tree, _ = grown(1, 3, 0)
+    calls: list[int] = []
+
+    def broadcast(predicted: torch.Tensor, src: int) -> None:
+        calls.append(src)
+        predicted.copy_(tree.draft[:, 1:2].expand(1, 4))
+
+    entered = DDTreeVerifyInput(
+        draft_token=tree.draft.view(-1),
+        positions=torch.zeros(4, dtype=torch.int64),
+        draft_token_num=4,
+        tree=tree,
+        rows=retrieve_index(tree),
+        block_size=2,
+        tp_group=SimpleNamespace(world_size=size, broadcast=broadcast),
+    )
+    other = next(token for token in range(VOCABULARY) if token not in tree.draft[0].tolist())
+    logits = torch.nn.functional.one_hot(torch.full((4,), other), VOCABULARY).float() * 1e4
+    ((path, _, _),) = entered._accepted(
+        SimpleNamespace(sampling_info=sampling(1) if sampled else None), logits
+    )
+    assert calls == [0] * sent
+    assert path == ([0, 1] if sent else [0])
 
 
 def test_no_hidden_states_is_an_error() -> None:

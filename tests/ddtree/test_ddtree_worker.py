@@ -1,8 +1,12 @@
-"""The drafter's candidates: log-probabilities over the whole vocabulary and GLOBAL ids, on one rank and on several."""
+"""The worker's own parts: candidates (log-probabilities over the whole vocabulary and GLOBAL ids, on one rank and on
+several), the drafter's KV of a committed path, the times in the log."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +16,15 @@ torch = pytest.importorskip("torch")
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed: make test-real", allow_module_level=True)
 
-from ddtree_sglang.worker import gather_candidates, head_logits, local_candidates  # noqa: E402
+from ddtree_sglang.times import MARKS, TIMES, StepTimes, times_wanted  # noqa: E402
+from ddtree_sglang.verify import DDTreeVerifyInput  # noqa: E402
+from ddtree_sglang.worker import (  # noqa: E402
+    DDTreeWorker,
+    DFlashWorker,
+    gather_candidates,
+    head_logits,
+    local_candidates,
+)
 
 pytestmark = pytest.mark.real
 
@@ -100,3 +112,251 @@ def test_log_probabilities_of_a_half_precision_head_are_float32() -> None:
     logits, _ = head_logits(torch.randn(2, HIDDEN), shard)
     assert logits.dtype == torch.float32
     assert local_candidates(logits, torch.arange(9), 2)[2].dtype == torch.float32
+
+
+def worker(**known: Any) -> Any:
+    """A worker without an engine: only what is given."""
+    made = object.__new__(DDTreeWorker)
+    vars(made).update({"target_worker": SimpleNamespace(), "tp_rank": 0, "_times": None} | known)
+    return made
+
+
+PREFIXES, COMMITS = [5, 17, 9], [3, 1, 2]
+
+
+def committed() -> tuple[Any, Any, Any]:
+    """A batch after a verify step of three requests, the drafter's state, what the step knows of its path."""
+    table = torch.randperm(3 * 40, generator=torch.Generator().manual_seed(0)).view(3, 40).to(torch.int32)
+    lens = torch.tensor([prefix + count for prefix, count in zip(PREFIXES, COMMITS, strict=True)])
+    rows = [table[b, p : p + c] for b, (p, c) in enumerate(zip(PREFIXES, COMMITS, strict=True))]
+    batch = SimpleNamespace(
+        batch_size=lambda: 3,
+        forward_mode=SimpleNamespace(is_extend=lambda: False),
+        is_extend_in_batch=False,
+        req_pool_indices=torch.arange(3),
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        seq_lens=lens,
+        out_cache_loc=torch.cat(rows).to(torch.int64),
+        spec_info=None,
+    )
+    state = SimpleNamespace(
+        target_hidden=torch.arange(12.0).view(6, 2),
+        ctx_lens=torch.tensor(COMMITS, dtype=torch.int32),
+        draft_seq_lens=torch.tensor(PREFIXES, dtype=torch.int32),
+    )
+    entered = DDTreeVerifyInput(draft_token=torch.zeros(4), positions=torch.zeros(4), draft_token_num=4)
+    entered.committed = torch.cat([torch.arange(p, p + c) for p, c in zip(PREFIXES, COMMITS, strict=True)])
+    return batch, state, entered
+
+
+def appended(after_a_step: bool, fused: bool = False, compact: bool = False) -> tuple[list[Any], Any]:
+    """What is written into the drafter's cache, and the drafter's state afterwards."""
+    batch, state, entered = committed()
+    written: list[Any] = []
+    held = worker(
+        block_size=4,
+        device="cpu",
+        model_runner=SimpleNamespace(device="cpu"),
+        draft_model_runner=SimpleNamespace(req_to_token_pool=batch.req_to_token_pool),
+        draft_model=SimpleNamespace(project_target_hidden=lambda hidden: hidden * 2),
+        use_compact_draft_cache=compact,
+        _block_pos_offsets=torch.arange(4),
+        _use_fused_kv_materialize=fused,
+        _fused_kv_helper=object() if fused else None,
+        _append_target_hidden_sequential=lambda *given: written.append(("sequential", *given)),
+        _append_target_hidden_fused=lambda *given: written.append(("fused", *given)),
+    )
+    batch.spec_info = entered if after_a_step else None
+    held._append_target_hidden_to_draft_kv(batch, state)
+    return written, state
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["sequential", "fused"])
+def test_the_drafter_gets_the_path_as_dflash_would_look_it_up(fused: bool) -> None:
+    """The same rows at the same positions in the same slots, and no boolean mask, which would wait for the GPU."""
+    looked_up, expected_state = appended(False, fused)
+    known, state = appended(True, fused)
+    ((how, hidden, places, slots),) = known
+    ((want_how, want_hidden, want_places, want_slots),) = looked_up
+    assert how == want_how == ("fused" if fused else "sequential")
+    for got, want in ((hidden, want_hidden), (places, want_places), (slots, want_slots)):
+        assert torch.equal(got, want) and got.dtype == want.dtype
+    for name in ("target_hidden", "ctx_lens", "draft_seq_lens"):
+        got, want = getattr(state, name), getattr(expected_state, name)
+        assert torch.equal(got, want) and got.dtype == want.dtype, name
+
+
+def test_a_step_writes_the_drafters_kv_without_waiting() -> None:
+    """Reading a value waits for the GPU, and so does an index by a boolean mask, whose size it must learn."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    waits: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            name = func.overloadpacket.__name__
+            masks = [part for part in args[1] if part is not None] if name == "index" else []
+            if name in ("_local_scalar_dense", "nonzero") or any(part.dtype == torch.bool for part in masks):
+                waits.append(name)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        appended(False)
+    assert waits == ["index", "index"], "DFLASH's way"
+    waits.clear()
+    with Watch():
+        appended(True)
+    assert waits == []
+
+
+def test_a_path_that_does_not_fit_its_slots_is_an_error() -> None:
+    batch, state, entered = committed()
+    batch.spec_info = entered
+    state.target_hidden = state.target_hidden[:5]
+    with pytest.raises(RuntimeError, match="5 hidden states for 6 slots"):
+        worker(use_compact_draft_cache=False)._append_target_hidden_to_draft_kv(batch, state)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "switch", "runner", "sizes"),
+    [
+        (True, None, SimpleNamespace(capture_bs=[1, 2, 4]), [1, 2, 4]),
+        (True, "1", SimpleNamespace(capture_bs=[1, 2, 4]), [1, 2, 4]),
+        (True, "0", SimpleNamespace(capture_bs=[1, 2, 4]), []),
+        (True, None, None, []),
+        (False, None, SimpleNamespace(capture_bs=[1]), []),
+    ],
+    ids=["on", "asked for", "switched off", "no CUDA graphs", "no GPU"],
+)
+def test_the_tree_has_graphs_where_the_drafter_has(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, switch: str | None, runner: Any, sizes: list[int]
+) -> None:
+    monkeypatch.setattr("ddtree_sglang.worker.is_cuda", lambda: cuda)
+    monkeypatch.delenv("DDTREE_TREE_GRAPH", raising=False)
+    if switch is not None:
+        monkeypatch.setenv("DDTREE_TREE_GRAPH", switch)
+    assert worker(draft_model_runner=SimpleNamespace(graph_runner=runner))._graph_sizes() == sizes
+
+
+LINE = re.compile(
+    r"DDTREE times: steps=(?P<steps>\d+), bs=(?P<bs>\d+\.\d\d), draft=(?P<draft>\d+\.\d{3}) ms, "
+    r"tree=(?P<tree>\d+\.\d{3}) ms, verify=(?P<verify>\d+\.\d{3}) ms, commit=(?P<commit>\d+\.\d{3}) ms, "
+    r"step=(?P<step>\d+\.\d{3}) ms, build=(?P<build>\d+\.\d{3}) ms"
+)
+
+
+def read(line: str) -> dict[str, float]:
+    found = LINE.fullmatch(line)
+    assert found is not None, line
+    return {name: float(value) for name, value in found.groupdict().items()}
+
+
+def test_times_stand_beside_the_metrics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two lines each interval of 3 steps. The parts of a step do not overlap, so they are at most the step."""
+    held = worker(
+        _times=StepTimes(cuda=False),
+        _log_interval=3,
+        **dict.fromkeys(("_steps", "_accepted", "_requests", "_off_top"), 0),
+    )
+
+    def step(self: Any, batch: Any, **kwargs: Any) -> Any:
+        for mark in MARKS[1:-1]:
+            time.sleep(0.001)
+            self._reached(mark)
+        self._verify_input = SimpleNamespace(off_top=1)
+        return SimpleNamespace(num_accepted_drafts_per_req_cpu=[2] * batch.batch_size())
+
+    monkeypatch.setattr(DFlashWorker, "forward_batch_generation", step)
+    with caplog.at_level(logging.INFO, logger="ddtree_sglang.worker"):
+        for bs in (1, 3, 2, 4, 4, 4):
+            held.forward_batch_generation(
+                SimpleNamespace(
+                    forward_mode=SimpleNamespace(is_decode=lambda: True), batch_size=lambda bs=bs: bs
+                )
+            )
+    assert held._verify_input is None, "it would keep the mask until the next step"
+    metrics, first, again, second = caplog.messages
+    assert (
+        metrics
+        == "DDTREE metrics: steps=3, accept len=3.00, accepted drafts=12, of these off the top branch=3"
+    )
+    assert again.startswith("DDTREE metrics: steps=3")
+    for line, bs in ((first, 2.0), (second, 4.0)):
+        times = read(line)
+        assert (times["steps"], times["bs"]) == (3, bs)
+        # 3 decimals of each: the sum of four is off by 0.002 at most
+        parts = times["draft"] + times["tree"] + times["verify"] + times["commit"]
+        assert 0 < parts <= times["step"] + 0.003
+        assert 0 < times["build"] < times["tree"]
+
+
+def test_times_are_kept_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TIMES, raising=False)
+    assert not times_wanted()
+    monkeypatch.setenv(TIMES, "1")
+    assert times_wanted()
+    worker()._reached("drafted")  # no times, no error
+
+
+class Event:
+    """A CUDA event on a clock of this test: done once ``now`` has come to its time."""
+
+    now = passed = made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        Event.made += 1
+
+    def record(self) -> None:
+        Event.now += 1
+        self.at = Event.now
+
+    def query(self) -> bool:
+        return self.at <= Event.passed
+
+    def elapsed_time(self, later: Event) -> float:
+        assert later.query(), "the time of an event that is not done waits for it, or fails"
+        return float(later.at - self.at)
+
+
+def test_events_are_read_when_they_are_done_and_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    Event.now = Event.passed = Event.made = 0
+    times = StepTimes(cuda=True)
+    for bs in (1, 2, 3):
+        times.begin(bs)
+        for mark in MARKS[1:-1]:
+            times.mark(mark)
+        times.end()
+    assert times.line() is None, "none is done"
+    Event.passed = 2 * len(MARKS)
+    assert read(times.line() or "")["steps"] == 2
+    Event.passed = Event.now
+    last = read(times.line() or "")
+    assert (last["steps"], last["bs"], last["step"], last["tree"], last["verify"]) == (1, 3.0, 6.0, 2.0, 1.0)
+    assert times.line() is None
+    made = Event.made
+    times.begin(1)
+    times.begin(1)  # the step before did not come to its end
+    for mark in MARKS[1:-1]:
+        times.mark(mark)
+    times.end()
+    Event.passed = Event.now
+    assert read(times.line() or "")["steps"] == 1
+    assert Event.made == made == 3 * len(MARKS)
+
+
+def test_a_step_that_left_a_mark_out_is_not_counted() -> None:
+    times = StepTimes(cuda=False)
+    times.mark("drafted")  # nothing runs
+    times.end()
+    times.begin(1)
+    times.end()
+    assert times.line() is None
+    times.begin(1)
+    for mark in MARKS[1:-1]:
+        times.mark(mark)
+    times.end()
+    assert read(times.line() or "")["steps"] == 1

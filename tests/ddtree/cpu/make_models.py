@@ -1,18 +1,17 @@
 """make_models.py OUT: a tiny target and drafters made so that it is known beforehand which branch is right.
 
-The target is a Qwen3 of 2 layers, 32 tokens and float32, without a tokenizer. Its attention has large weights, so the
+The target is a Qwen3 of 2 layers, 32 tokens and float32. Its attention has large weights, so the
 next token depends on the whole context: a wrong mask, position or KV slot changes the text. Its head gives a large
 negative logit to all but a few tokens (``SPOKEN``), by a direction that every embedding has and no layer writes to.
 
-A drafter of 1 layer reads the mask token's embedding, which is a row of the TARGET's embedding matrix. Where its
-layer's output projections are zero it proposes ``head @ norm(embedding of the mask)`` at each position, so that row,
+A drafter of 1 layer reads the mask token's embedding, which is a row of the TARGET's embedding matrix. Its
+layer's output projections are zero, so it proposes ``head @ norm(embedding of the mask)`` at each position, so that row,
 which no prompt contains, sets the drafter's ranking. Each pair is a folder ``OUT/NAME`` (target) and
-``OUT/NAME-draft``:
+``OUT/NAME-draft``; a target has a tokenizer of words (``t3`` to ``t31``, any other word is one token):
 
     top      the target always says the token that the drafter ranks first
     lower    the drafter ranks first a token that is never said, then those that are
     nothing  the drafter ranks first 8 tokens that are never said
-    random   the drafter's layer is random and reads the context: branches of any rank
 """
 
 from __future__ import annotations
@@ -101,8 +100,40 @@ def write(folder: Path, config: dict[str, object], weights: dict[str, torch.Tens
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
 
 
-def pair(out: Path, name: str, spoken: tuple[int, ...], ranking: tuple[int, ...] | None) -> None:
-    """Write a target and its drafter. ``ranking`` None: the drafter's layer is random and used."""
+def tokenizer(folder: Path) -> None:
+    """Words apart by white space, so that requests with text and chats work too."""
+    words = ["<mask>", "<end>", "<other>", *(f"t{token}" for token in range(3, VOCABULARY))]
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {
+        "type": "WordLevel",
+        "vocab": {word: at for at, word in enumerate(words)},
+        "unk_token": "<other>",
+    }
+    fast = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": END, "content": words[END], **special}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": model,
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": words[END],
+        "pad_token": words[END],
+        "unk_token": "<other>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}",
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(fast))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def pair(out: Path, name: str, spoken: tuple[int, ...], ranking: tuple[int, ...]) -> None:
+    """Write a target that says ``spoken`` and a drafter that ranks ``ranking`` first."""
     generator = torch.Generator().manual_seed(7)
     embeddings = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     embeddings[:, 0] = 3.0
@@ -114,10 +145,9 @@ def pair(out: Path, name: str, spoken: tuple[int, ...], ranking: tuple[int, ...]
     for index in range(LAYERS):
         target |= layer(f"model.layers.{index}.", generator, 1.0)
     draft = layer("layers.0.", generator, 0.5)
-    if ranking is not None:
-        embeddings[MASK] = mask_embedding(target["lm_head.weight"], ranking)
-        draft["layers.0.self_attn.o_proj.weight"].zero_()
-        draft["layers.0.mlp.down_proj.weight"].zero_()
+    embeddings[MASK] = mask_embedding(target["lm_head.weight"], ranking)
+    draft["layers.0.self_attn.o_proj.weight"].zero_()
+    draft["layers.0.mlp.down_proj.weight"].zero_()
     target["model.embed_tokens.weight"] = embeddings
     draft |= {
         "fc.weight": torch.randn(HIDDEN, HIDDEN, generator=generator) / 8,
@@ -126,6 +156,7 @@ def pair(out: Path, name: str, spoken: tuple[int, ...], ranking: tuple[int, ...]
     }
     layered = {"layer_types": ["full_attention"] * LAYERS, "num_hidden_layers": LAYERS}
     write(out / name, CONFIG | layered | {"architectures": ["Qwen3ForCausalLM"]}, target)
+    tokenizer(out / name)
     own = {
         "architectures": ["DFlashDraftModel"],
         "num_hidden_layers": 1,
@@ -142,7 +173,6 @@ def main() -> None:
     pair(out, "top", SPOKEN[:1], SPOKEN[:1])
     pair(out, "lower", SPOKEN, (NEVER[0], *SPOKEN))
     pair(out, "nothing", SPOKEN, NEVER[:8])
-    pair(out, "random", SPOKEN, None)
 
 
 if __name__ == "__main__":

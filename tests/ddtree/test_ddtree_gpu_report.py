@@ -1,0 +1,483 @@
+"""The GPU run's script without a GPU: what it reads, judges and records (``benchmarks/gpu``)."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
+
+import ddtree_gpu
+import evidence
+import report
+import servers
+
+PATCH = Path(__file__).parents[2] / "patches" / "sglang-0.5.11" / ddtree_gpu.PATCH
+DECODE = (
+    "[2026-01-01 00:00:00] Decode batch, #running-req: {running}, #token: 41, token usage: 0.00, {spec}"
+    "cuda graph: {graph}, gen throughput (token/s): {rate}, #queue-req: 0\n"
+)
+SPEC = "accept len: {accept}, accept rate: 0.28, "
+
+
+def decode(running: int, rate: float, accept: str = "", graph: bool = True) -> str:
+    spec = SPEC.format(accept=accept) if accept else ""
+    return DECODE.format(running=running, spec=spec, graph=graph, rate=rate)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a developer's shell says to real servers is no matter here."""
+    for name in ("SGLANG_USE_CPU_ENGINE", "DDTREE_TIMES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# -- patches --------------------------------------------------------------------------------------------------------
+
+LINES = st.lists(
+    st.sampled_from(["a", "b", "", "  c", "--- a/x", "+d", "@@ -1 +1 @@"]), min_size=1, max_size=12
+)
+
+
+@given(LINES, LINES)
+def test_a_diff_applied_gives_the_other_text(before: list[str], after: list[str]) -> None:
+    old, new = ("".join(f"{line}\n" for line in lines) for lines in (before, after))
+    diff = "".join(
+        difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), "a/f.py", "b/f.py")
+    )
+    if not diff:
+        with pytest.raises(ValueError, match="changes no file"):
+            evidence.apply_patch(diff, lambda _: old)
+        return
+    assert evidence.apply_patch(diff, lambda path: {"f.py": old}[path]) == {"f.py": new}
+
+
+def test_a_patch_that_does_not_fit_is_refused_with_the_place() -> None:
+    diff = "--- a/f.py\n+++ b/f.py\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
+    assert evidence.apply_patch(diff, lambda _: "one\ntwo\nthree\n") == {"f.py": "one\n2\nthree\n"}
+    with pytest.raises(ValueError, match=r"f\.py:2: the patch expects 'two', the file has 'TWO'"):
+        evidence.apply_patch(diff, lambda _: "one\nTWO\n")
+    with pytest.raises(ValueError, match="does not fit a file of 1 lines"):
+        evidence.apply_patch(diff, lambda _: "one\n")
+    with pytest.raises(ValueError, match="cut off"):
+        evidence.apply_patch(diff.removesuffix("+2\n"), lambda _: "one\ntwo\n")
+
+
+def test_the_shipped_patch_is_read_whole() -> None:
+    diff = PATCH.read_text()
+    asked: list[str] = []
+
+    def read(path: str) -> str:
+        asked.append(path)
+        return ""
+
+    with pytest.raises(ValueError, match="hunk at line 628"):
+        evidence.apply_patch(diff, read)
+    assert asked == ["sglang/srt/model_executor/cuda_graph_runner.py"]
+
+
+# -- texts ----------------------------------------------------------------------------------------------------------
+
+
+def test_machine_paths_and_private_addresses_are_replaced() -> None:
+    names = {
+        "/tmp/run": "WORK",
+        "/tmp/run/site": "SITE",
+        "/root": "HOME",
+        "box7": "gpu-host",
+        "": "never",
+        "/": "never",
+    }
+    text = "/tmp/run/site/x.py /tmp/run/logs /tmp/runner https://hub//tmp/run/m /root/a box7 box71 10.1.2.3 127.0.0.1"
+    assert evidence.mask_machine(text, names) == (
+        "SITE/x.py WORK/logs /tmp/runner https://hub/WORK/m HOME/a gpu-host box71 192.0.2.1 127.0.0.1"
+    )
+
+
+def test_decode_lines_with_and_without_speculation() -> None:
+    log = decode(1, 797.89) + "noise\n" + decode(3, 1523.42, "3.00") + decode(3, 50, "2.50", graph=False)
+    assert evidence.decode_lines(log) == [
+        {"running": 1, "accept": 1.0, "graph": True, "tokens_per_s": 797.89},
+        {"running": 3, "accept": 3.0, "graph": True, "tokens_per_s": 1523.42},
+        {"running": 3, "accept": 2.5, "graph": False, "tokens_per_s": 50.0},
+    ]
+    assert evidence.running_sizes(log) == {"graph": {"1": 1, "3": 1}, "eager": {"3": 1}}
+
+
+def test_a_step_is_timed_only_between_lines_of_the_same_batch() -> None:
+    log = decode(4, 1.0) + decode(4, 1000.0) + decode(2, 9.0) + decode(4, 2.0) + decode(4, 800.0, "2.00")
+    assert evidence.step_times(log, 4) == pytest.approx([4.0, 10.0])
+    assert evidence.step_times(log, 2) == []
+
+
+def test_graphs_captured_target_first() -> None:
+    log = "x Capture cuda graph bs [1, 2, 4]\ny Capture cuda graph bs [8]\n"
+    assert evidence.captured(log) == [[1, 2, 4], [8]]
+
+
+TIMES = (
+    "DDTREE times: steps=10, bs={bs}, draft=1.000 ms, tree=0.300 ms, verify=3.000 ms, commit=0.400 ms, "
+    "step={step} ms, build=0.100 ms\n"
+)
+
+
+def test_shares_of_a_step_come_from_lines_of_one_batch_size() -> None:
+    log = TIMES.format(bs="4.00", step="5.000") * 2 + TIMES.format(bs="3.50", step="1.000")
+    shares = evidence.times_shares(evidence.times_lines(log), 4)
+    assert (shares["lines"], shares["steps"]) == (2, 20)
+    assert shares["ms"] == {
+        "build": 0.1,
+        "commit": 0.4,
+        "draft": 1.0,
+        "step": 5.0,
+        "tree": 0.3,
+        "verify": 3.0,
+    }
+    assert shares["share_of_step"]["build"] == 0.02
+    assert "step" not in shares["share_of_step"]
+    assert evidence.times_shares(evidence.times_lines(log), 1) == {}
+
+
+# -- judging --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "place"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([], [1], 0), ([], [], None)],
+)
+def test_first_difference(left: list[int], right: list[int], place: int | None) -> None:
+    assert evidence.first_difference(left, right) == place
+
+
+def judged(seen: list[int], best: list[tuple[float, int]], epsilon: float = 0.2) -> dict[str, Any]:
+    return evidence.judge([[8, 13, 21]], [seen], lambda request, place: best, epsilon)
+
+
+def test_a_near_tie_is_two_close_tokens_at_the_top() -> None:
+    outcome = judged([8, 21, 8], [(-0.7, 13), (-0.8, 21), (-5.0, 8)])
+    assert outcome["passed"]
+    assert (outcome["equal"], outcome["mismatches"]) == (0, [])
+    assert outcome["near_ties"] == [
+        {"request": 0, "place": 1, "plain": 13, "other": 21, "gap_nats": 0.1, "below_best_nats": 0.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "best"),
+    [
+        ([8, 21, 8], [(-0.7, 13), (-0.95, 21)]),  # too far apart
+        ([8, 21, 8], [(-0.1, 8), (-4.0, 13), (-4.1, 21)]),  # close to each other, far from the best
+        ([8, 21, 8], [(-0.7, 13), (-0.8, 8)]),  # not among the best
+        ([8, 13], [(-0.7, 13), (-0.8, 21)]),  # ended early
+        ([], [(-0.7, 8)]),  # no answer
+    ],
+)
+def test_anything_else_is_a_mismatch(seen: list[int], best: list[tuple[float, int]]) -> None:
+    outcome = judged(seen, best)
+    assert not outcome["passed"]
+    assert len(outcome["mismatches"]) == 1
+    assert outcome["near_ties"] == []
+
+
+def test_a_plain_server_that_does_not_answer_proves_no_tie() -> None:
+    def ask(request: int, place: int) -> list[tuple[float, int]]:
+        raise RuntimeError("gone")
+
+    outcome = evidence.judge([[1]], [[2]], ask, 9.0)
+    assert "gone" in outcome["mismatches"][0]["why"]
+    assert not outcome["passed"]
+
+
+def test_missing_outputs_fail_and_nothing_compared_is_no_pass() -> None:
+    assert not evidence.judge([[1], [2]], [[1]], lambda *_: [], 1.0)["passed"]
+    assert not evidence.judge([], [], lambda *_: [], 1.0)["passed"]
+
+
+def test_figures_name_their_samples() -> None:
+    assert evidence.figure([3.0, 1.0, 2.0]) == {"median": 2.0, "least": 1.0, "greatest": 3.0, "samples": 3}
+    assert evidence.figure([]) == {"samples": 0}
+
+
+def test_break_even_is_a_ratio_of_steps() -> None:
+    steps = {"none": {"1": 4.0}, "dflash": {"1": 5.0, "4": 6.0}, "ddtree-32": {"1": 6.0, "4": 9.0}}
+    assert evidence.break_even(steps) == [
+        {"batch": 1, "budget": 32, "step_ms": 6.0, "over_none": 1.5, "over_dflash": 1.2},
+        {"batch": 4, "budget": 32, "step_ms": 9.0, "over_none": None, "over_dflash": 1.5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("passed", "expected"), [([], "not run"), ([True], "pass"), ([True, False], "fail"), ([None], "fail")]
+)
+def test_no_part_passes_without_checks(passed: list[bool | None], expected: str) -> None:
+    assert evidence.verdict([{"passed": one} for one in passed]) == expected
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+
+class _Engine(BaseHTTPRequestHandler):
+    """Answers by the first token of the prompt: 1 tokens, 2 an error, 3 hangs up, 4 is silent until told."""
+
+    told = threading.Event()
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing on the terminal."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        kind = body["input_ids"][0]
+        if kind == 3:
+            self.connection.close()
+            return
+        if kind == 4:
+            self.told.wait(20)
+            return
+        reply = {"output_ids": [8, 13], "meta_info": {"spec_verify_ct": 1}} if kind == 1 else {"error": "no"}
+        data = json.dumps(reply).encode()
+        self.send_response(200 if kind == 1 else 400)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def engine() -> Iterator[servers.Server]:
+    _Engine.told.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as listener:
+        listener.handle_error = lambda *_: None  # type: ignore[method-assign]
+        thread = threading.Thread(target=listener.serve_forever)
+        thread.start()
+        try:
+            yield servers.Server("one", listener.server_address[1])
+        finally:
+            _Engine.told.set()
+            listener.shutdown()
+            thread.join()
+
+
+def test_answers_and_errors_of_a_server_come_back_as_values() -> None:
+    with engine() as server:
+        answer = server.ask([1], 2)
+        assert (answer.tokens, answer.status, answer.error) == ([8, 13], 200, "")
+        assert ddtree_gpu.accepted([answer]) == 1.0
+        refused = server.ask([2], 2)
+        assert (refused.tokens, refused.status) == ([], 400)
+        assert "no" in refused.error
+        closed = server.ask([3], 2)
+        assert closed.error
+        assert not closed.status
+        assert not server.hung
+
+
+def test_a_server_that_was_silent_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers.Server.post, "__defaults__", (None, 0.3))
+    with engine() as server:
+        assert "TimeoutError" in server.ask([4], 2).error
+        assert server.hung
+        assert server.ask([1], 2).error == "not asked: the server did not answer before"
+
+
+def test_errors_of_a_log_leave_out_what_every_start_says() -> None:
+    log = (
+        "Ignore import error when loading x: ModuleNotFoundError: No module named 'y'\n"
+        "ModuleNotFoundError: No module named 'openai_harmony'\n"
+        "Scheduler hit an exception: Traceback\nRuntimeError: token_to_kv_pool memory leak detected\n"
+    )
+    assert servers.errors_of(log) == [
+        "Scheduler hit an exception: Traceback",
+        "RuntimeError: token_to_kv_pool memory leak detected",
+    ]
+
+
+# -- the run --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ddtree_gpu.Experiment:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    args = ddtree_gpu.parse(
+        ["--site", str(tmp_path / "site"), "--out", str(tmp_path / "out"), "--limit", "100"]
+    )
+    experiment = ddtree_gpu.Experiment(args)
+    experiment.set_up()
+    return experiment
+
+
+def recorded(run: ddtree_gpu.Experiment) -> dict[str, Any]:
+    return dict(json.loads((run.out / "result.json").read_text()))
+
+
+def test_an_error_fails_its_part_and_is_in_the_json_at_once(run: ddtree_gpu.Experiment) -> None:
+    def breaks() -> None:
+        run.check("soak", "begins well", True)
+        raise RuntimeError(f"in {run.work}/x")
+
+    run.attempt("soak", "requests", breaks)
+    part = recorded(run)["parts"]["soak"]
+    assert part["verdict"] == "fail"
+    assert part["checks"][-1]["name"] == "requests: no error"
+    assert "in WORK/x" in part["checks"][-1]["seen"]["error"]
+    assert str(run.work) not in (run.out / "result.json").read_text()
+
+
+def test_what_there_is_no_time_for_is_not_run_and_keeps_a_part_from_passing(
+    run: ddtree_gpu.Experiment,
+) -> None:
+    run.attempt("cost", "first", lambda: run.check("cost", "seen", True) and None)
+    assert recorded(run)["verdicts"]["cost"] == "pass"
+    run.attempt("cost", "second", lambda: pytest.fail("was run"), needs_s=1000)
+    result = recorded(run)
+    assert result["verdicts"]["cost"] == "incomplete"
+    assert "100, it needs about 1000" in result["parts"]["cost"]["not_run"][0]["why"]
+    assert result["verdicts"]["real"] == "not run"
+
+
+def test_a_server_that_is_not_up_fails_the_step_by_its_name(run: ddtree_gpu.Experiment) -> None:
+    server = run.tree_server(32, 8)
+    server.start = "exit 1"
+    run.attempt("speed", server.name, run.speed, server)
+    result = recorded(run)
+    assert result["verdicts"]["speed"] == "fail"
+    assert "ddtree-32-8 is not up: exit 1" in result["parts"]["speed"]["checks"][0]["seen"]["error"]
+    assert result["servers"]["ddtree-32-8"]["budget"] == 32
+
+
+def test_the_crash_must_say_the_words(run: ddtree_gpu.Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = run.tree_server(32, 8, name="crash", patched=False)
+    server.start, server.log = "ready", run.site.logs / "crash.log"
+    monkeypatch.setattr(servers.Server, "ask", lambda *_: servers.Answer(error="closed"))
+    monkeypatch.setattr(servers.Server, "exit", -9)
+    text = "The size of tensor a (8) must match the size of tensor b (33) at non-singleton dimension 0"
+    server.log.write_text(f"Scheduler hit an exception: Traceback\nRuntimeError: {text}\n")
+    run.attempt("crash", "story", run.crash, server)
+    assert recorded(run)["verdicts"]["crash"] == "pass"
+    assert recorded(run)["parts"]["crash"]["unpatched"]["text"] == [f"RuntimeError: {text}"]
+    server.log.write_text(f"RuntimeError: {text.replace('33', '34')}\n")
+    run.attempt("crash", "story", run.crash, server)
+    assert recorded(run)["verdicts"]["crash"] == "fail"
+
+
+def test_command_lines_hold_what_a_server_is_asked_to_be(run: ddtree_gpu.Experiment) -> None:
+    line = " ".join(run.tree_server(16, 4, "random").arguments(run.site))
+    assert "--speculative-algorithm DDTREE" in line
+    assert "--speculative-ddtree-budget 16 --speculative-ddtree-topk-cap 4" in line
+    assert "--cuda-graph-bs 1 2 4" in line
+    assert "--speculative" not in " ".join(run.server("plain").arguments(run.site))
+    patched = run.site.environment(True, "bfloat16", {})["PYTHONPATH"].split(":")
+    assert patched == [str(run.site.plugin), str(run.site.patched), str(run.site.packages)]
+    assert str(run.site.patched) not in run.site.environment(False, "bfloat16", {})["PYTHONPATH"]
+
+
+def test_the_grid_holds_every_budget_and_topk_once() -> None:
+    first = [(32, 8), (64, 8), (7, 1)]
+    grid = first + [row[:2] for row in (*ddtree_gpu.GRID_FIRST, *ddtree_gpu.GRID_LAST)]
+    assert sorted(grid) == sorted((budget, topk) for budget in (7, 8, 16, 32, 64) for topk in (1, 4, 8))
+    assert all(
+        pair == "random" for _, topk, pair in (*ddtree_gpu.GRID_FIRST, *ddtree_gpu.GRID_LAST) if topk == 1
+    )
+
+
+def test_logs_are_packed_without_machine_paths(run: ddtree_gpu.Experiment) -> None:
+    (run.site.logs / "plain.log").write_text(f"File {run.work}/site/x.py\n")
+    ddtree_gpu.finish(run, 1)
+    with tarfile.open(run.out / "logs.tar.xz") as archive:
+        member = archive.extractfile("logs/plain.log")
+        assert isinstance(member, io.BufferedReader)
+        assert member.read() == b"File WORK/site/x.py\n"
+    assert (run.out / "done").read_text() == "1"
+    assert recorded(run)["ended"]
+
+
+def test_a_part_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ddtree_gpu.parse(["--site", ".", "--out", "x", "--only", "tree,sped"])
+    assert "no such part: sped" in capsys.readouterr().err
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_the_models_of_a_run_are_all_made(tmp_path: Path, size: str) -> None:
+    torch = pytest.importorskip("torch")
+    load = pytest.importorskip("safetensors.torch").load_file
+    here = Path(__file__).parent
+    maker, script = here / "cpu" / "make_models.py", here.parents[1] / "benchmarks" / "gpu" / "tiny_models.py"
+    subprocess.run([sys.executable, str(script), str(maker), str(tmp_path / "m"), "8", size], check=True)
+    made = {path.name for path in (tmp_path / "m").iterdir()}
+    pairs = {row[2] for row in (*ddtree_gpu.GRID_FIRST, *ddtree_gpu.GRID_LAST)} | {"top", "real"}
+    assert {name for pair in pairs for name in (pair, f"{pair}-draft")} <= made
+    assert json.loads((tmp_path / "m" / "random-draft" / "config.json").read_text())["block_size"] == 8
+    lower, other = (load(tmp_path / "m" / name / "model.safetensors") for name in ("lower", "random"))
+    rows = [name for name in lower if not torch.equal(lower[name], other[name])]
+    assert rows == ["model.embed_tokens.weight"]
+    assert torch.equal(lower[rows[0]][1:], other[rows[0]][1:])
+
+
+# -- the report -----------------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_a_run_that_did_nothing_says_so(run: ddtree_gpu.Experiment) -> None:
+    run.write()
+    text = report.render(recorded(run))
+    assert text.count("Verdict: not run.") == 7
+    assert "| soak | not run | 0 of 0 | - | - |" in text
+    assert "Nothing was measured." in text
+
+
+def test_tables_show_missing_numbers_and_escape_bars() -> None:
+    assert report.table(("a", "b"), [(None, "x|y")]) == "| a | b |\n| --- | --- |\n| - | x\\|y |"
+
+
+def test_a_report_names_failures_and_figures(run: ddtree_gpu.Experiment) -> None:
+    run.check("equality", "ddtree-32-8: batch 3 equals plain greedy", False, {})
+    tie = {"gap_nats": 0.0625}
+    run.parts["equality"]["servers"] = {
+        "ddtree-32-8": {
+            "phases": {"batch 3": {"near_ties": [tie]}},
+            "totals": {"requests": 24, "equal": 22, "near_ties": 1, "mismatches": 1},
+            "accept_length": 2.9,
+            "graphs_captured": [[1, 2, 4], [1, 2, 4]],
+        },
+        "dflash": {"phases": {}},
+    }
+    run.parts["real"]["break_even"] = [
+        {"batch": 1, "budget": 32, "step_ms": 6.0, "over_none": 1.5, "over_dflash": None}
+    ]
+    run.write()
+    text = report.render(recorded(run))
+    assert "| equality | fail | 0 of 1 | ddtree-32-8: batch 3 equals plain greedy | - |" in text
+    assert "| ddtree-32-8 | - | 24 | 22 | 1 | 0.0625 | 1 | 2.9 | [1, 2, 4] |" in text
+    assert "| dflash | - | not finished |" in text
+    assert "| 1 | 32 | 6.0 | 1.5 | - |" in text
+
+
+def test_a_report_goes_between_the_marks_of_a_page_and_nowhere_else() -> None:
+    page = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
+    once = report.insert(page, "new\n")
+    assert once == f"above\n{report.BEGIN}\n\nnew\n\n{report.END}\nbelow\n"
+    assert report.insert(once, "new") == once
+    with pytest.raises(ValueError, match="once each"):
+        report.insert("nothing", "new")
+
+
+def test_the_recorded_evidence_is_what_the_page_shows() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "evidence"
+    page = (folder / "README.md").read_text()
+    result = folder / "h200" / "result.json"
+    text = report.render(json.loads(result.read_text())) if result.exists() else "Not recorded yet."
+    assert report.insert(page, text) == page
