@@ -109,7 +109,8 @@ def verify(
 ) -> None:
     """Read every file of a bundle and compare with its manifest."""
     from ddtree_ops.runtime import build as build_bundle
-    from ddtree_ops.runtime import open_bundle, verify_bundle
+    from ddtree_ops.runtime import open_bundle, plugins_of, verify_bundle
+    from ddtree_ops.wording import count
 
     bundle = open_bundle(what) if is_path(what) else build_bundle(_spec(what, inventory), progress=_say)
     differences = verify_bundle(bundle)
@@ -125,7 +126,13 @@ def verify(
             else f"remove {bundle.root.parent} and run ddtree-ops runtime build {what}",
         )
     if not as_json:
-        out.print(f"{bundle.digest[:12]}: {len(bundle.files)} files as built", markup=False)
+        plugins = plugins_of((entry.path for entry in bundle.files), bundle.read)
+        named = f"; {bundle.overlay or 'plugin'} with entry point {', '.join(plugins)}" if plugins else ""
+        out.print(
+            f"{bundle.digest[:12]}: {count(len(bundle.files), 'file')} as built{named}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 @runtime_app.command("vendor")

@@ -245,6 +245,7 @@ class Deployment:
                 runtime=bundle.name,
                 unit_text=self.unit_text,
                 files=file_marks(bundle.files),
+                overlay=bundle.overlay,
             )
             self.shipment.begin_check()
             if self.observed is None:

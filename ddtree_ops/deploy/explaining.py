@@ -24,6 +24,7 @@ from ddtree_ops.diagnose.explain import named_settings
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.trace import Trace, files_for, frames_of, matching, trace_parameters
 from ddtree_ops.errors import Inconclusive, OpsError
+from ddtree_ops.launchflags import PLUGIN_PATH
 from ddtree_ops.paths import cache_dir
 from ddtree_ops.remote.session import Reply, Request, Session
 from ddtree_ops.results import Verdict
@@ -413,7 +414,7 @@ def trace_of(
     files = files_for(frames, _SIGNATURE_FILES.get(root.signature, ()))
     if not fields or len(files) < 2:
         return Trace()
-    prefetch(files)
+    prefetch((*files, PLUGIN_PATH))
     steps = trace_parameters(fields, frames, files, read)
     if not steps:
         return Trace(

@@ -126,6 +126,7 @@ class Wish:
     """What SHOULD run on one host.
 
     :param files: path -> sha256 (and executable bit) of the runtime's files; None where they are not known.
+    :param overlay: package and version of what the bundle holds beside ``sglang/``; empty: nothing, or not known.
     """
 
     host: str
@@ -135,6 +136,7 @@ class Wish:
     runtime: str
     unit_text: str
     files: Mapping[str, str] | None = field(default=None, repr=False)
+    overlay: str = ""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,7 @@ class Plan:
             "unit": self.wish.unit,
             "release": self.wish.release,
             "runtime": self.wish.runtime,
+            "overlay": self.wish.overlay or None,
             "digest": self.digest,
             "changes": [
                 {"kind": change.kind.value, "summary": change.summary, "diff": list(change.diff)}

@@ -173,7 +173,7 @@ class Release:
     :param armed_of: units whose armed rollback would go to it.
     :param runtime: name it was deployed under; empty where the history does not say.
     :param base: label of what it was built from, ``patches`` their names; None where this machine's cache does not
-        know the bundle.
+        know the bundle. ``overlay``: package and version; empty: none, or not known.
     :param verdict: of its newest judged activation on this host, None where there is none.
     :param problems: what :func:`verify` found; None while nobody looked, empty: every byte is right.
     """
@@ -186,6 +186,7 @@ class Release:
     runtime: str = ""
     base: str | None = None
     patches: tuple[str, ...] | None = None
+    overlay: str = ""
     current_of: tuple[str, ...] = ()
     good_of: tuple[str, ...] = ()
     armed_of: tuple[str, ...] = ()
@@ -207,6 +208,7 @@ class Release:
             "runtime": self.runtime,
             "base": self.base,
             "patches": None if self.patches is None else list(self.patches),
+            "overlay": self.overlay or None,
             "current_of": list(self.current_of),
             "last_known_good_of": list(self.good_of),
             "armed_of": list(self.armed_of),
@@ -241,11 +243,11 @@ class HostReleases:
 
 
 def releases_of(
-    survey: Survey, *, origins: Mapping[str, tuple[str, tuple[str, ...]]] | None = None
+    survey: Survey, *, origins: Mapping[str, tuple[str, tuple[str, ...], str]] | None = None
 ) -> HostReleases:
     """The releases of a host, newest first. Pure.
 
-    :param origins: digest -> base and patches of bundles that this machine knows.
+    :param origins: digest -> base, patches and overlay of bundles that this machine knows.
     """
     origins = origins or {}
     releases = []
@@ -261,7 +263,7 @@ def releases_of(
         )
         judged = [act for act in used if act.verdict is not None]
         named = [act.runtime for act in used if act.runtime]
-        base, patches = origins.get(item.digest, (None, None))
+        base, patches, overlay = origins.get(item.digest, (None, None, ""))
         releases.append(
             Release(
                 digest=item.digest,
@@ -272,6 +274,7 @@ def releases_of(
                 runtime=named[-1] if named else "",
                 base=base,
                 patches=patches,
+                overlay=overlay,
                 current_of=tuple(s.unit for s in survey.services if s.current == item.digest),
                 good_of=tuple(
                     s.unit

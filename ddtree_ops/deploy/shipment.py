@@ -151,7 +151,10 @@ class Shipment:
         self.patched = not check.absent if check.state is not PatchState.FOREIGN else None
         if speculative and speculative.algorithm == "DDTREE" and check.sizing and not check.sizing.ok:
             self._frame.say("verify", f"warning: {check.sentence or check.summary}")
-        self._frame.note = f"{len(bundle.files)} files as built; runner {check.summary}"
+        overlay = check.overlay.short if check.overlay else bundle.overlay
+        self._frame.note = "; ".join(
+            filter(None, [f"{len(bundle.files)} files as built", f"runner {check.summary}", overlay])
+        )
 
     def _runner_wanted(self) -> dict[str, Any]:
         return runner_wanted(self._target, self._layout.release(self.needed().digest))

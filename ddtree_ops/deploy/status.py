@@ -27,7 +27,15 @@ from ddtree_ops.errors import ExitCode, OpsError, RemoteError, UnreachableError
 from ddtree_ops.inventory.models import RuntimeSpec, Target
 from ddtree_ops.remote.session import Reply, Request, Session, answers
 from ddtree_ops.results import Verdict
-from ddtree_ops.runtime import Bundle, PatchState, check_bundle, check_source, known_bundle
+from ddtree_ops.runtime import (
+    Bundle,
+    PatchState,
+    check_bundle,
+    check_source,
+    known_bundle,
+    load_description,
+    plugin_named,
+)
 from ddtree_ops.secret import redact
 from ddtree_ops.service.control import PortOwner, UnitControl
 from ddtree_ops.service.journal import Entry, MessageId, parse_entries
@@ -90,11 +98,13 @@ class Patch:
     """What the runner of a release is: ``patched``, ``unpatched``, ``partly``, ``foreign``, ``missing``, or ``-``.
 
     :param sized: its graphs have the size that the service needs; None: that could not be told, or is not needed.
+    :param overlay: what the release holds of it, in a few words; empty: not known.
     """
 
     word: str = "-"
     sized: bool | None = None
     summary: str = ""
+    overlay: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,7 +295,12 @@ class Status:
             "invocation": seen.state.invocation_id or None,
             "release": seen.release,
             "runtime": _runtime_name(seen),
-            "patch": {"state": self.patch.word, "sized": self.patch.sized, "summary": self.patch.summary},
+            "patch": {
+                "state": self.patch.word,
+                "sized": self.patch.sized,
+                "summary": self.patch.summary,
+                "overlay": self.patch.overlay or None,
+            },
             "model": seen.model or None,
             "ready": self.ready,
             "loading": seen.loading or None,
@@ -544,17 +559,23 @@ def _patch(target: Target, session: Session, layout: Layout, release: str, bundl
     proven once and remembered; of another the few files that tell are read on the host."""
     folder = layout.release(release)
     wanted = runner_wanted(target, folder)
+
+    def read(name: str) -> bytes | None:
+        return session.read_file(f"{folder}/{name}")
+
+    overlay = ""
     try:
         if bundle is not None and bundle.digest == release:
             check = check_bundle(bundle, **wanted)
         else:
-            check = check_source(lambda name: session.read_file(f"{folder}/{name}"), **wanted)
+            check = check_source(read, **wanted)
+            overlay = plugin_named(load_description(target.runtime.description).overlay, read)
     except (OpsError, OSError, ValueError) as error:
         return Patch(summary=redact(str(error)))
     speculative = target.service.speculative
     needed = speculative is not None and speculative.algorithm == "DDTREE"
     sized = check.sizing.ok if needed and check.sizing is not None else None
-    return Patch(_WORDS[check.state], sized, check.summary)
+    return Patch(_WORDS[check.state], sized, check.summary, check.overlay.short if check.overlay else overlay)
 
 
 # ------------------------------------------------------------------------------------------------ all hosts

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.diagnose.events import Frame
-from ddtree_ops.launchflags import ARGS_PATH, FlagsError, read_flags
+from ddtree_ops.launchflags import ARGS_PATH, PLUGIN_PATH, FlagsError, read_flags
 
 __all__ = ["Trace", "TraceStep", "files_for", "frames_of", "matching", "trace_parameters"]
 
@@ -150,6 +150,8 @@ def trace_parameters(
         uses = _uses(name, path, parsed[path], frames) if path else []
         if uses:
             if not head or head[0].step != "flag":
+                head = _added(name, read(PLUGIN_PATH) or "") or head
+            if not head or head[0].step != "flag":
                 text = f"--{name.replace('_', '-')} (no such flag in this file)"
                 head = [TraceStep("flag", ARGS_PATH, 0, text), *head]
             chains.append((path, [*head, *uses]))
@@ -205,6 +207,21 @@ def _definition(name: str, source: str) -> list[TraceStep]:
             steps.append(TraceStep("field", ARGS_PATH, number, _short(line)))
             break
     return steps
+
+
+def _added(name: str, source: str) -> list[TraceStep]:
+    """The flag and the field that the overlay adds; empty where it does not."""
+    option = f"--{name.replace('_', '-')}"
+    steps = []
+    for step, pattern, text in (
+        ("flag", rf"""\s*(?:parser\.add_argument\(\s*)?["']{option}["']""", option),
+        ("field", rf"    {re.escape(name)}\s*:", ""),
+    ):
+        for number, line in enumerate(source.splitlines(), 1):
+            if re.match(pattern, line):
+                steps.append(TraceStep(step, PLUGIN_PATH, number, text or _short(line)))
+                break
+    return steps if steps and steps[0].step == "flag" else []
 
 
 def _parse(text: str) -> _File:

@@ -226,7 +226,8 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
     if not settings:
         return target
     data: dict[str, Any] = target.service.model_dump(exclude_none=True)
-    for setting in settings:
+    keys = [setting.partition("=")[0] for setting in settings]
+    for place, setting in enumerate(settings):
         key, equals, text = setting.partition("=")
         path = key.split(".")
         if not equals or not all(path):
@@ -236,6 +237,19 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
             )
         if path == ["name"]:
             raise UsageError("--set name: the name of a service cannot be changed")
+        if len(path) > 1 and path[0] == "runtime":
+            raise UsageError(
+                f"--set {key}: a service only names its runtime",
+                state="nothing was changed",
+                hint="describe another one under runtimes in the inventory, and name it with --runtime NAME",
+            )
+        covered = next((later for later in keys[place + 1 :] if key.startswith(f"{later}.")), None)
+        if covered:
+            raise UsageError(
+                f"--set {key} has no effect: --set {covered} after it sets all of {covered}",
+                state="nothing was changed",
+                hint="give it after that one, or leave it out",
+            )
         value = _scalar(key, text)
         if path[0] == "args" and isinstance(value, BareWord):
             raise UsageError(f"--set {key}: {value} is text: write true or false, or quote it: '\"{value}\"'")

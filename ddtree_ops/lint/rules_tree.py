@@ -302,14 +302,27 @@ def _default_backend(case: Case) -> Iterator[Found]:
         )
 
 
-_REFUSED = {
+_REFUSED: dict[str, tuple[float | str | None, str]] = {
     "attn-cp-size": (1.0, "context parallelism"),
-    "enable-single-batch-overlap": (None, "single-batch overlap"),
-    "enable-pdmux": (None, "PD multiplexing"),
+    "enable-attn-tp-input-scattered": (None, "inputs scattered over ranks"),
+    "enable-custom-logit-processor": (None, "logit processors of requests"),
+    "enable-deterministic-inference": (None, "deterministic inference"),
+    "enable-hierarchical-cache": (None, "the hierarchical cache"),
+    "enable-lmcache": (None, "LMCache"),
     "enable-lora": (None, "LoRA adapters"),
-    "tokenizer-worker-num": (1.0, "several tokenizer workers, which load no plugins"),
-    "speculative-accept-threshold-single": (1.0, "an acceptance threshold below 1"),
+    "enable-pdmux": (None, "PD multiplexing"),
+    "enable-return-hidden-states": (None, "hidden states in answers"),
+    "enable-return-routed-experts": (None, "routed experts in answers"),
+    "enable-single-batch-overlap": (None, "single-batch overlap"),
+    "enable-streaming-session": (None, "streaming sessions"),
+    "enable-torch-compile": (None, "torch.compile"),
+    "moe-a2a-backend": ("none", "an all-to-all backend for experts"),
+    "moe-dense-tp-size": (None, "dense layers of another tensor-parallel size"),
+    "rl-on-policy-target": (None, "deterministic inference, which it switches on"),
     "speculative-accept-threshold-acc": (1.0, "an acceptance threshold below 1"),
+    "speculative-accept-threshold-single": (1.0, "an acceptance threshold below 1"),
+    "strip-thinking-cache": (None, "thinking parts stripped from the cache"),
+    "tokenizer-worker-num": (1.0, "several tokenizer workers, which load no plugins"),
 }
 """Flags that the overlay refuses -> the value that it takes (None: none), and what they are."""
 
@@ -326,7 +339,10 @@ def _overlay_refuses(case: Case) -> Iterator[Found]:
         return
     for key, (taken, what) in _REFUSED.items():
         given = case.arg(key)
-        if given is not None and (taken is None or case.number(key) not in (None, taken)):
+        if given is None or (not given.words and taken is not None):
+            continue
+        value = given.words[0] if isinstance(taken, str) else case.number(key)
+        if taken is None or value not in (None, taken):
             yield Found(f"DDTREE does not run with {what}", f"remove args.{given.key}", given.path)
     verify = _verify_backend(case)
     for key in ("prefill-attention-backend", "decode-attention-backend"):

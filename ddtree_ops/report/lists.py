@@ -71,9 +71,8 @@ def _about(release: Release) -> list[str]:
     found += [f"last known good of {unit}" for unit in release.good_of]
     found += [f"an armed rollback of {unit} goes to it" for unit in release.armed_of]
     if release.base is not None:
-        found.append(
-            f"{release.base}" + (f" + {', '.join(release.patches)}" if release.patches else ", no patches")
-        )
+        parts = [*(release.patches or ()), *filter(None, [release.overlay])]
+        found.append(" + ".join([release.base, *parts]) + ("" if release.patches else ", no patches"))
     return found
 
 

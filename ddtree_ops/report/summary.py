@@ -127,7 +127,7 @@ def print_plan(console: Console, plan: Plan, *, files: bool = False) -> None:
     :param files: name the runtime files that differ.
     """
     head = Text.assemble((f"{plan.wish.host} ", "bold cyan"), f"{plan.wish.unit}  {plan.wish.runtime} ")
-    head.append(plan.wish.release[:12])
+    head.append(plan.wish.release[:12] + (f" with {plan.wish.overlay}" if plan.wish.overlay else ""))
     say(console, head)
     if plan.empty:
         console.print(Text("  nothing to change", "green"))

@@ -122,7 +122,7 @@ def _details(row: Status) -> list[str]:
     if seen is None:
         return []
     latest, good = seen.history.latest, next(iter(seen.history.good()), None)
-    parts = [f"model {seen.model}" if seen.model else ""]
+    parts = [f"model {seen.model}" if seen.model else "", row.patch.overlay]
     if row.patch.sized is False:
         parts.append("graphs of the WRONG size for this service")
     if seen.figures.age_s is not None:

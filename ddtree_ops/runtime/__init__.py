@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ddtree_ops.runtime.bundle import Bundle, build, known_bundle, open_bundle
     from ddtree_ops.runtime.description import Description, PatchFile, list_descriptions, load_description
     from ddtree_ops.runtime.overlay import Overlay
-    from ddtree_ops.runtime.overlaycheck import OverlayCheck, OverlayState
+    from ddtree_ops.runtime.overlaycheck import OverlayCheck, OverlayState, plugin_named, plugins_of
     from ddtree_ops.runtime.patchcheck import (
         Leftover,
         PatchCheck,
@@ -49,6 +49,8 @@ __all__ = [
     "list_descriptions",
     "load_description",
     "open_bundle",
+    "plugin_named",
+    "plugins_of",
     "vendor",
     "verify_bundle",
 ]
@@ -76,6 +78,8 @@ _HOMES = {
     "list_descriptions": "description",
     "load_description": "description",
     "open_bundle": "bundle",
+    "plugin_named": "overlaycheck",
+    "plugins_of": "overlaycheck",
     "vendor": "vendor",
     "verify_bundle": "verify",
 }

@@ -96,8 +96,7 @@ class Bundle:
     @property
     def overlay(self) -> str:
         """Package and version of the overlay that was put in; empty where none was, or it is not known."""
-        known = self.origin.get("overlay") or {}
-        return f"{known['package']} {known['version']}" if known and "left_out" not in known else ""
+        return _laid(self.origin)
 
     @property
     def left_out(self) -> str:
@@ -171,9 +170,10 @@ def known_bundle(spec: RuntimeSpec) -> Bundle | None:
     return known and replace(known, name=spec.name or description.name)
 
 
-def known_origins() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Digest -> label of the base and names of the patches, of all that was ever built here; unreadable ones left out."""
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+def known_origins() -> dict[str, tuple[str, tuple[str, ...], str]]:
+    """Digest -> label of the base, names of the patches, the overlay (empty: none), of all that was ever built here;
+    unreadable ones left out."""
+    found: dict[str, tuple[str, tuple[str, ...], str]] = {}
     try:
         records = sorted((_bundles() / "index").iterdir())
     except OSError:
@@ -183,10 +183,16 @@ def known_origins() -> dict[str, tuple[str, tuple[str, ...]]]:
             known = json.loads(path.read_bytes())
             origin = known["origin"]
             patches = tuple(str(patch["name"]) for patch in origin["patches"])
-            found[str(known["digest"])] = (str(origin["base"]["label"]), patches)
+            found[str(known["digest"])] = (str(origin["base"]["label"]), patches, _laid(origin))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
+
+
+def _laid(origin: Mapping[str, Any]) -> str:
+    """Package and version of the overlay that was put in, by the record of a build."""
+    known = origin.get("overlay") or {}
+    return f"{known['package']} {known['version']}" if known and "left_out" not in known else ""
 
 
 def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -13,7 +14,10 @@ from ddtree_ops.runtime.overlay import DDTREE, OVERLAY, Overlay, brings_own, ext
 from ddtree_ops.runtime.verify import Difference
 from ddtree_ops.wording import count
 
-__all__ = ["OverlayCheck", "OverlayState", "check_overlay"]
+__all__ = ["GROUP", "OverlayCheck", "OverlayState", "check_overlay", "plugin_named", "plugins_of"]
+
+GROUP = "sglang.srt.plugins"
+"""Group of entry points by which sglang finds plugins."""
 
 _ABOUT = re.compile(r"^--speculative-(?!eagle|ngram).*(?:tree|budget|topk)")
 _METADATA = re.compile(rf"{OVERLAY}-[^/]+\.dist-info/")
@@ -37,6 +41,7 @@ class OverlayCheck:
     :param differences: sorted by path; empty unless it is altered.
     :param flags: option strings that the tree has through the overlay and not without it; of a tree with a DDTREE of its
         own those that are about a tree.
+    :param plugins: names under which sglang finds plugins by the metadata in the tree.
     :param own: whether the tree has DDTREE itself; None: its flags cannot be read.
     :param offers: whether ``--speculative-algorithm DDTREE`` is taken, with the overlay where there is one; None: not
         known.
@@ -46,6 +51,7 @@ class OverlayCheck:
     state: OverlayState
     differences: tuple[Difference, ...] = ()
     flags: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     own: bool | None = None
     offers: bool | None = None
 
@@ -53,6 +59,14 @@ class OverlayCheck:
     def ok(self) -> bool:
         """False for an altered overlay, and for one in a tree that has the algorithm itself."""
         return self.state is OverlayState.ABSENT or (self.state is OverlayState.WHOLE and not self.own)
+
+    @property
+    def short(self) -> str:
+        """For a line that says more than this; empty where nothing is known."""
+        if self.state is OverlayState.ABSENT:
+            return {True: f"{DDTREE} of the tree's own", False: f"no {DDTREE}", None: ""}[self.own]
+        found = f"with entry point {', '.join(self.plugins)}" if self.plugins else "WITHOUT an entry point"
+        return f"{self.label} {found}" if self.ok else f"{self.label} {found}, not as shipped"
 
     @property
     def summary(self) -> str:
@@ -68,6 +82,11 @@ class OverlayCheck:
         if self.state is OverlayState.ALTERED:
             first = self.differences[0]
             text = f"overlay {self.label} is not as shipped: {count(len(self.differences), 'file')}, the first {first}"
+        text += (
+            f"; entry point {', '.join(self.plugins)}"
+            if self.plugins
+            else "; no entry point: sglang does not find it"
+        )
         if self.flags:
             text += f"; adds {DDTREE if self.offers else 'no algorithm'} and {', '.join(self.flags)}"
         if self.own:
@@ -82,6 +101,7 @@ class OverlayCheck:
             "summary": self.summary,
             "differences": [one.to_json() for one in self.differences],
             "flags": list(self.flags),
+            "plugins": list(self.plugins),
             "own": self.own,
             "offers": self.offers,
         }
@@ -102,21 +122,51 @@ def check_overlay(
         if (path.startswith(f"{OVERLAY}/") or _METADATA.match(path)) and "__pycache__" not in path.split("/")
     }
     differences = tuple(_differences(overlay.hashes, there))
+    same = {path for path, digest in there.items() if overlay.hashes.get(path) == digest}
     plain = flags_of(read)
     own = brings_own(plain, read)
     if not any(path.startswith(f"{OVERLAY}/") for path in there):
         about = tuple(name for name in plain.options if _ABOUT.search(name)) if plain and own else ()
         return OverlayCheck(overlay.label, OverlayState.ABSENT, flags=about, own=own, offers=own)
-    named = any(path.endswith("/entry_points.txt") for path in there)
-    extended = extended_flags(plain, read) if plain is not None and named else plain
+    plugins = plugins_of(there, lambda path: overlay.files[path] if path in same else read(path))
+    extended = extended_flags(plain, read) if plain is not None and plugins else plain
     return OverlayCheck(
         overlay.label,
         OverlayState.ALTERED if differences else OverlayState.WHOLE,
         differences,
         tuple(name for name in extended.options if name not in plain.options) if plain and extended else (),
+        plugins,
         own,
         brings_own(extended, read),
     )
+
+
+def plugin_named(overlay: Overlay | None, read: Callable[[str], bytes | None]) -> str:
+    """As :attr:`OverlayCheck.short` says it, by one file of a tree that nobody hashed; empty where it is not there."""
+    if overlay is None:
+        return ""
+    plugins = plugins_of([f"{overlay.dist_info}/entry_points.txt"], read)
+    return f"{overlay.label} with entry point {', '.join(plugins)}" if plugins else ""
+
+
+def plugins_of(paths: Iterable[str], read: Callable[[str], bytes | None]) -> tuple[str, ...]:
+    """Names under which sglang finds plugins by the metadata of a tree, sorted; what cannot be read names none.
+
+    :param paths: of the tree. :param read: content by path, None where there is no such file.
+    """
+    found: set[str] = set()
+    for path in paths:
+        if not re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", path):
+            continue
+        parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        try:
+            parser.read_string((read(path) or b"").decode("utf-8", "replace"))
+        except configparser.Error:
+            continue
+        if parser.has_section(GROUP):
+            found.update(parser.options(GROUP))
+    return tuple(sorted(found))
 
 
 def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:

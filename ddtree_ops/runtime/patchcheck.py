@@ -14,10 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ddtree_ops.launchflags import __file__ as launchflags_code
 from ddtree_ops.results import Verdict
 from ddtree_ops.runtime.description import Description, description_state, load_description
 from ddtree_ops.runtime.kept import key_of, place_of, read_kept, write_kept
-from ddtree_ops.runtime.overlaycheck import OverlayCheck, check_overlay
+from ddtree_ops.runtime.overlaycheck import OverlayCheck, OverlayState, check_overlay
+from ddtree_ops.runtime.overlaycheck import __file__ as overlaycheck_code
 from ddtree_ops.runtime.series import Content, peel_series
 from ddtree_ops.runtime.series import __file__ as series_code
 from ddtree_ops.runtime.tree import explained, open_tree
@@ -286,15 +288,21 @@ def check_bundle(
 
     :raises BuildError: a file that is read is not as built, or git is missing. :raises OSError: it cannot be read.
     """
-    code = (__file__, sizing_code, series_code)
-    key = key_of(bundle.digest, description_state(description), block_size, budget, code=code)
+    code = (__file__, sizing_code, series_code, overlaycheck_code, launchflags_code)
+    known = load_description(description)
+    laid = known.overlay.sha256 if known.overlay else ""
+    key = key_of(bundle.digest, description_state(description), laid, block_size, budget, code=code)
     with _guard:
         if key not in _kept:
             folder = place_of(bundle)
             kept = _revived(read_kept(folder, "patch-check", key))
             if kept is None:
                 kept = check_source(
-                    bundle.read, description=description, block_size=block_size, budget=budget
+                    bundle.read,
+                    description=known,
+                    block_size=block_size,
+                    budget=budget,
+                    hashes={entry.path: entry.sha256 for entry in bundle.files},
                 )
                 write_kept(folder, "patch-check", key, asdict(kept))
             _kept[key] = kept
@@ -313,6 +321,15 @@ def _revived(kept: Any) -> PatchCheck | None:
             return None
         return Sizing(**{**value, "rows": tuple(SizingRow(**row) for row in value["rows"])})
 
+    def overlay(value: Any) -> OverlayCheck | None:
+        if value is None:
+            return None
+        lists = {name: tuple(value[name]) for name in ("flags", "plugins")}
+        differences = tuple(Difference(**row) for row in value["differences"])
+        return OverlayCheck(
+            **{**value, **lists, "state": OverlayState(value["state"]), "differences": differences}
+        )
+
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return PatchCheck(
             **{
@@ -323,6 +340,7 @@ def _revived(kept: Any) -> PatchCheck | None:
                 "leftovers": tuple(Leftover(**row) for row in kept["leftovers"]),
                 "sizing": sized(kept["sizing"]),
                 "unpatched": sized(kept["unpatched"]),
+                "overlay": overlay(kept["overlay"]),
             }
         )
     return None

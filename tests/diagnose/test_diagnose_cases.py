@@ -18,7 +18,8 @@ from ddtree_ops.diagnose.api import diagnose_stream
 from ddtree_ops.results import Verdict, exit_code_of
 
 DIRECTORY = Path(__file__).parent / "cases"
-CASES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(DIRECTORY.glob("*.yaml"))}
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+CASES = {path.stem: yaml.load(path.read_bytes(), LOADER) for path in sorted(DIRECTORY.glob("*.yaml"))}
 KEYS = {"title", "source", "kind", "facts", "lines", "journal", "expect"}
 EXPECTED = {"verdict", "signatures", "severity", "explanation", "remedy", "ranks", "count", "consequences"}
 HARMLESS = ("degraded", "request")

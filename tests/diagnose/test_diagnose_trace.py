@@ -8,7 +8,7 @@ import pytest
 
 from ddtree_ops.diagnose.events import Frame
 from ddtree_ops.diagnose.trace import files_for, frames_of, matching, trace_parameters
-from ddtree_ops.launchflags import ARGS_PATH
+from ddtree_ops.launchflags import ARGS_PATH, PLUGIN_PATH
 
 RUNNER = "sglang/srt/model_executor/cuda_graph_runner.py"
 BACKEND = "sglang/srt/layers/attention/some_backend.py"
@@ -202,3 +202,19 @@ def test_a_field_without_its_flag_begins_no_chain() -> None:
     found = trace_parameters(("page_size",), [], (ARGS_PATH, RUNNER), sources.get)
     assert [(step.step, step.line) for step in found] == [("flag", 0), ("field", 3), ("use", 3)]
     assert found[0].text == "--page-size (no such flag in this file)"
+
+
+def test_a_flag_of_the_overlay_is_found_in_its_file() -> None:
+    plugin = (
+        "class _Fields:\n    speculative_ddtree_budget: int | None = None\n\n"
+        'def add_flags(parser):\n    parser.add_argument(\n        "--speculative-ddtree-budget",\n        type=int,\n    )\n'
+    )
+    runner = "class R:\n    def f(self, a):\n        self.x = a.server_args.speculative_ddtree_budget + 1\n"
+    sources = {ARGS_PATH: ARGUMENTS, PLUGIN_PATH: plugin, RUNNER: runner}
+    found = trace_parameters(("speculative_ddtree_budget",), [], (ARGS_PATH, RUNNER), sources.get)
+    assert [(step.step, step.file, step.line) for step in found] == [
+        ("flag", PLUGIN_PATH, 6),
+        ("field", PLUGIN_PATH, 2),
+        ("use", RUNNER, 3),
+    ]
+    assert found[0].text == "--speculative-ddtree-budget" and found[0].place == "flags.py:6"

@@ -175,6 +175,15 @@ def test_settings_are_laid_on_in_order_and_checked_together(target: Target) -> N
     assert changed.service.port == 2
 
 
+def test_a_setting_that_a_later_one_replaces_is_refused(target: Target) -> None:
+    with pytest.raises(
+        UsageError, match=r"--set args\.a has no effect: --set args after it sets all of args"
+    ):
+        override(target, ["args.a=1", "args=null"])
+    assert override(target, ["args=null", "args.a=1"]).service.args == {"a": 1}
+    assert override(target, ["args.ab=1", "args.a=2"]).service.args["ab"] == 1
+
+
 def test_override_of_the_runtime(target: Target, inventory: Inventory) -> None:
     assert override(target, ["runtime=ddtree"], inventory=inventory).runtime.name == "ddtree"
     with pytest.raises(UsageError) as caught:
@@ -189,6 +198,7 @@ def test_override_of_the_runtime(target: Target, inventory: Inventory) -> None:
         ("=3", "--set =3: write KEY=VALUE with a dotted KEY"),
         ("args..x=3", "--set args..x=3: write KEY=VALUE with a dotted KEY"),
         ("name=x", "--set name: the name of a service cannot be changed"),
+        ("runtime.overlay=none", "--set runtime.overlay: a service only names its runtime"),
         ("prot=3", "ct200: --set prot: unknown key (did you mean 'port'?)"),
         ("speculative.bugdet=3", "ct200: --set speculative.bugdet: unknown key (did you mean 'budget'?)"),
         ("port=many", "ct200: --set port: expected a whole number, found 'many'"),

@@ -42,7 +42,9 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(code: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, **more)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=300, **more
+    )  # type: ignore[call-overload, no-any-return]
 
 
 def test_a_line_is_printed_as_it_is_and_without_rich() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -56,6 +57,13 @@ def test_a_plan_is_a_diff():
           ~ restart: the unit file changes
         """
     )
+
+
+def test_a_plan_names_the_overlay_of_its_bundle():
+    plan = Plan(replace(WISH, overlay="ddtree_sglang 0.1.0"), ())
+    head = "ct200 k26.service  sglang-0.5.11-ddtree bbbbbbbbbbbb with ddtree_sglang 0.1.0"
+    assert shown(print_plan, plan).splitlines()[0] == head
+    assert (plan.to_json()["overlay"], Plan(WISH, ()).to_json()["overlay"]) == ("ddtree_sglang 0.1.0", None)
 
 
 def test_an_empty_plan_says_so():

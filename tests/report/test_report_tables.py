@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from textwrap import dedent
 
 import pytest
@@ -185,6 +186,16 @@ def test_status_is_one_screen():
             next: check the network
         """
     )
+
+
+def test_the_overlay_of_a_release_is_told():
+    row = replace(
+        _status("h"), patch=Patch("patched", True, "", "ddtree_sglang 0.1.0 with entry point ddtree")
+    )
+    assert "    model kimi-k2.6; ddtree_sglang 0.1.0 with entry point ddtree; figures 75s old\n" in shown(
+        print_status, [row]
+    )
+    assert row.to_json()["patch"]["overlay"] == "ddtree_sglang 0.1.0 with entry point ddtree"
 
 
 def test_a_wrong_size_and_a_foreign_runner_stand_out():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -30,11 +31,15 @@ from ddtree_ops.runtime import (
     OverlayState,
     PatchState,
     build,
+    check_bundle,
     check_path,
     check_source,
     known_bundle,
     load_description,
     open_bundle,
+    patchcheck,
+    plugin_named,
+    plugins_of,
     vendor,
     verify_bundle,
 )
@@ -326,12 +331,14 @@ def test_the_real_bundle_is_whole_and_says_what_it_adds(patched: Bundle, wheel: 
     assert found.overlay is not None and found.state is PatchState.PATCHED and found.ok
     assert found.overlay.state is OverlayState.WHOLE and found.overlay.flags == FLAGS
     assert (found.overlay.own, found.overlay.offers) == (False, True)
-    assert (
-        found.overlay.summary == f"overlay ddtree_sglang 0.1.0 as shipped; adds DDTREE and {', '.join(FLAGS)}"
+    assert found.overlay.summary == (
+        f"overlay ddtree_sglang 0.1.0 as shipped; entry point ddtree; adds DDTREE and {', '.join(FLAGS)}"
     )
+    assert found.overlay.short == "ddtree_sglang 0.1.0 with entry point ddtree"
     stock = check_path(wheel).overlay
     assert stock is not None and (stock.state, stock.flags, stock.offers) == (OverlayState.ABSENT, (), False)
     assert stock.summary == "no overlay, and no DDTREE: --speculative-algorithm refuses it at the start"
+    assert (stock.short, stock.plugins) == ("no DDTREE", ())
     assert json.loads(json.dumps(found.to_json()))["overlay"]["flags"] == list(FLAGS)
 
 
@@ -361,7 +368,9 @@ def test_without_its_metadata_it_adds_nothing(cache: Path, tree: Path, own: Path
     shutil.rmtree(built.root / INFO)
     found = check_path(built.root, description=str(own)).overlay
     assert found is not None and found.state is OverlayState.ALTERED
-    assert (found.flags, found.offers) == ((), False)
+    assert (found.flags, found.offers, found.plugins) == ((), False, ())
+    assert found.summary.endswith("; no entry point: sglang does not find it")
+    assert found.short == "ddtree_sglang 0.1.0 WITHOUT an entry point, not as shipped"
     assert [(one.path, one.kind) for one in found.differences] == [
         (f"{INFO}/{name}", "missing") for name in ("METADATA", "RECORD", "entry_points.txt")
     ]
@@ -425,3 +434,66 @@ def test_a_wheel_that_holds_one(cache: Path, tree: Path, own: Path, tmp_path: Pa
     found = check_path(path, description=str(own)).overlay
     assert found is not None and found.state is OverlayState.WHOLE
     assert build(RuntimeSpec(base=str(path), description=str(own))).digest == built.digest
+
+
+# --- the entry point ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[sglang.srt.plugins]\nddtree = a.b:c\n", ("ddtree",)),
+        ("[console_scripts]\nx = a:b\n\n[sglang.srt.plugins]\nTwo=a:b\none = c:d\n", ("Two", "one")),
+        ("[console_scripts]\nddtree = a:b\n", ()),
+        ("[sglang.srt.plugins]\n", ()),
+        ("ddtree = a.b:c\n", ()),
+        ("[sglang.srt.plugins\nddtree = a.b:c\n", ()),
+        ("", ()),
+        (None, ()),
+    ],
+)
+def test_plugins_are_told_from_metadata(text: str | None, found: tuple[str, ...]) -> None:
+    files = {"x-1.dist-info/entry_points.txt": None if text is None else text.encode()}
+    assert plugins_of(files, files.get) == found
+    elsewhere = {"sglang/entry_points.txt": text, "a/x-1.dist-info/entry_points.txt": text}
+    assert plugins_of(elsewhere, lambda path: (text or "").encode()) == ()
+
+
+def test_importlib_finds_the_same_plugins(patched: Bundle, tmp_path: Path) -> None:
+    found = [
+        point.name
+        for one in importlib.metadata.distributions(path=[str(patched.root)])
+        for point in one.entry_points
+        if point.group == "sglang.srt.plugins"
+    ]
+    assert tuple(found) == plugins_of([entry.path for entry in patched.files], patched.read) == ("ddtree",)
+
+
+def test_a_release_that_nobody_hashed_is_asked_for_one_file(patched: Bundle) -> None:
+    overlay = load_description("sglang-0.5.11").overlay
+    asked: list[str] = []
+
+    def read(path: str) -> bytes | None:
+        asked.append(path)
+        return patched.read(path)
+
+    assert plugin_named(overlay, read) == "ddtree_sglang 0.1.0 with entry point ddtree"
+    assert asked == [f"{INFO}/entry_points.txt"]
+    assert plugin_named(overlay, {}.get) == plugin_named(None, patched.read) == ""
+
+
+def test_what_was_kept_of_a_bundle_is_not_taken_for_another_overlay(
+    cache: Path, tree: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle stays, the overlay here goes on: then it is not as shipped, and that is found out."""
+    built = build(spec(tree, own))
+    asked = {"where": "h", "description": str(own), "block_size": 8, "budget": 32}
+    first = check_bundle(built, **asked)
+    assert first.overlay is not None and first.overlay.state is OverlayState.WHOLE
+    monkeypatch.setattr(patchcheck, "_kept", {})  # as another process
+    assert check_bundle(built, **asked) == first
+    (own / PACKAGE / "flags.py").write_text("ALGORITHM = 'DDTREE'\n")
+    later = check_bundle(built, **asked).overlay
+    assert later is not None and later.state is OverlayState.ALTERED
+    monkeypatch.setattr(patchcheck, "_kept", {})
+    assert check_bundle(built, **asked).overlay == later, "from its form as JSON"

@@ -67,7 +67,9 @@ def test_a_bundle_is_checked_once_and_what_was_found_is_kept_beside_it(
     with pytest.raises(OSError):
         check()
     bundle.root.symlink_to(patched.root)
-    expected = check_source(patched.read, where="ct200", **asked)
+    hashes = {entry.path: entry.sha256 for entry in patched.files}
+    expected = check_source(patched.read, where="ct200", hashes=hashes, **asked)
+    assert expected.overlay is not None and expected.overlay.plugins == ("ddtree",)
     assert check() == expected and expected.state is PatchState.PATCHED
     (kept,) = bundle.root.parent.glob("patch-check-*.json")
     bundle.root.unlink()
