@@ -5,8 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
+import signal
 import socket
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +32,155 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+class Command:
+    """A command under way, as ``subprocess.Popen`` with text pipes is; used as a context manager, it is waited for.
+
+    :param told: gets its process id and its exit status, a line each.
+    :param out: the reading end of its standard output.
+    :param err: the reading end of its standard error; None where that goes to ``out``.
+    """
+
+    def __init__(self, told: socket.socket, out: int, err: int | None) -> None:
+        self._told = told
+        self._lines = told.makefile("rb", buffering=0)
+        self.stdout = os.fdopen(out, encoding="utf-8")
+        self.stderr = None if err is None else os.fdopen(err, encoding="utf-8")
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+        self._lines.close()
+        self._told.close()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. :raises subprocess.TimeoutExpired: ``timeout`` seconds are over."""
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("ddtree-ops", timeout or 0.0)
+            self.returncode = int(self._lines.readline())
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Read all that it prints, and wait for the end.
+
+        :raises subprocess.TimeoutExpired: it has been killed.
+        """
+        with ThreadPoolExecutor(2) as pool:
+            streams = [
+                pool.submit(stream.read) for stream in (self.stdout, self.stderr) if stream is not None
+            ]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            finally:
+                texts = [text.result() for text in streams]
+        return texts[0], texts[1] if len(texts) == 2 else ""
+
+
+class Commands:
+    """``ddtree-ops`` as a process of its own, without the second or more that importing it takes each time.
+
+    Each is a fork of a process that has imported everything (command_server.py). It is started as usual by ``run`` where
+    the variables of the interpreter or its language are others than this process has.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, str(ROOT / "tests" / "command_server.py"), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def close(self) -> None:
+        """End the process that forks."""
+        self._socket.close()
+        self._server.wait()
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        code: str = "",
+        merged: bool = False,
+    ) -> Command:
+        """Start a command.
+
+        :param argv: the words after ``ddtree-ops``, or after ``python -c CODE``.
+        :param env: the whole environment; None for this process's own.
+        :param code: a program in the place of ``ddtree-ops``.
+        :param merged: whether standard error goes where standard output goes.
+        """
+        variables = dict(os.environ if env is None else env)
+        request = json.dumps({"argv": list(argv), "env": variables, "cwd": str(cwd), "code": code}).encode()
+        told, tells = socket.socketpair()
+        out, writes_out = os.pipe()
+        err, writes_err = (None, os.dup(writes_out)) if merged else os.pipe()
+        socket.send_fds(self._socket, [request], [writes_out, writes_err, tells.fileno()])
+        os.close(writes_out)
+        os.close(writes_err)
+        tells.close()
+        return Command(told, out, err)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        timeout: float = 900.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as :meth:`start` starts it.
+
+        :raises subprocess.TimeoutExpired: it took more than ``timeout`` seconds, and was killed.
+        """
+        if env is not None:
+            names = {name for name in (*env, *os.environ) if name.startswith(("PYTHON", "LANG", "LC_"))}
+            if any(env.get(name) != os.environ.get(name) for name in names):
+                whole = [sys.executable, "-m", "ddtree_ops", *argv]
+                return subprocess.run(
+                    whole, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout
+                )
+        with self.start(argv, env=env, cwd=cwd) as command:
+            out, err = command.communicate(timeout)
+        return subprocess.CompletedProcess(list(argv), command.wait(), out, err)
+
+
+@pytest.fixture(scope="session")
+def commands(private_home: Path) -> Iterator[Commands]:
+    """Runs ``ddtree-ops`` for the tests of this worker."""
+    made = Commands()
+    yield made
+    made.close()
+
+
 @dataclass(frozen=True)
 class Lab:
     """Lab hosts of this test run.
@@ -34,16 +188,49 @@ class Lab:
     :param hosts: by name, as ``lab.up`` returned them.
     :param env: environment for processes that are to see this lab (``ddtree-ops`` itself).
     :param inventory: the shipped lab inventory.
+    :param commands: starts ``ddtree-ops``.
     """
 
     hosts: dict[str, lab_hosts.LabHost]
     env: dict[str, str]
     inventory: Path
     directory: Path
+    commands: Commands
 
     def reset(self, name: str) -> None:
         """A clean copy of a host at once, with the same addresses and host keys."""
         self.hosts[name] = lab_hosts.reset(name)
+
+
+def pytest_configure() -> None:
+    """Ctrl-C ends what the tests start, also where the test run itself was started in the background and ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONG = (
+    "test_deploy_guard_lab.py",
+    "test_deploy_lab.py",
+    "test_deploy_hosts_lab.py",
+    "test_deploy_failures.py",
+    "test_deploy_interrupted_lab.py",
+    "test_deploy_look_lab.py",
+    "test_deploy_router_lab.py",
+    "test_deploy_releases_lab.py",
+    "test_deploy_fleet.py",
+    "test_deploy_explaining_lab.py",
+    "test_deploy_nodes_lab.py",
+    "test_lab_hosts.py",
+)
+"""Files that take long, the longest first. A file is run by one worker: at the end none waits for the last of these."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, then those that need lab hosts, then all others; in each file the order stays."""
+    ranks = {name: rank for rank, name in enumerate(LONG)}
+    in_lab = {item.path for item in items if item.get_closest_marker("lab")}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(LONG) + (item.path not in in_lab)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -106,13 +293,14 @@ def require_lab() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lab(private_home: Path) -> Iterator[Lab]:
+def lab(private_home: Path, commands: Commands) -> Iterator[Lab]:
     """Both lab hosts, up for the whole test run, on addresses of their own; taken down at its end."""
     with require_lab(), lab_net() as net, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDTREE_OPS_LAB_NET", net)
         try:
             hosts = {host.name: host for host in lab_hosts.up()}
-            yield Lab(hosts, dict(os.environ), ROOT / "inventories" / "lab.yaml", private_home / "lab")
+            inventory = ROOT / "inventories" / "lab.yaml"
+            yield Lab(hosts, dict(os.environ), inventory, private_home / "lab", commands)
         finally:
             lab_hosts.down()
 

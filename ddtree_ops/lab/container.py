@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +25,28 @@ from ddtree_ops.lab.furnish import write
 
 __all__ = ["STOP_TIMEOUT_S", "Container", "Record", "call", "hierarchies", "start_ticks", "tail"]
 
-STOP_TIMEOUT_S = 15.0
-"""How long a clean power-off may take, and then a kill."""
+STOP_TIMEOUT_S = 60.0
+"""How long a clean power-off may take, in seconds; then the host is killed."""
+
+STILL_S = 180.0
+"""How long none of a killed host's processes may end, in seconds, before that is an error.
+
+A killed process that waits for the disk (state D) ends when the disk has answered, and not before: many hosts that
+are killed at once on a loaded machine take minutes, one after the other.
+"""
+
+ENOUGH_S = 1200.0
+"""How long a killed host may take to end in all, in seconds."""
+
+_SAID_EVERY_S = 15.0
+_STATES = {
+    "D": "waits for a disk or a device; the kernel ends it when that has answered",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "ended; its parent has not taken note of that",
+    "R": "runs",
+    "S": "sleeps",
+}
 
 _SYSTEMD = Path("/run/systemd/system")
 
@@ -235,8 +255,12 @@ class Container:
         same = record.boot_id == _boot_id() and start_ticks(record.pid) == record.start_ticks
         return record if same else None
 
-    def stop(self, record: Record, patience: float) -> None:
-        """End the recorded process: a clean power-off, after ``patience`` seconds SIGKILL."""
+    def stop(self, record: Record, patience: float, say: Callable[[str], None] = lambda line: None) -> None:
+        """End the recorded process: a clean power-off, after ``patience`` seconds SIGKILL.
+
+        :param say: called with a line now and then while a killed process does not end.
+        :raises LabError: it does not end; names it and its state.
+        """
         try:
             handle = os.pidfd_open(record.pid)
         except ProcessLookupError:
@@ -250,49 +274,107 @@ class Container:
                     if select.select([handle], [], [], patience)[0]:
                         return
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            if not select.select([handle], [], [], STOP_TIMEOUT_S)[0]:
-                raise LabError(
-                    f"process {record.pid} does not end",
-                    host=self.name,
-                    phase="lab",
-                    state="the host still runs",
-                )
+            waiting = _Waiting(self.name, say)
+            while not select.select([handle], [], [], 0.05)[0]:
+                waiting.on(f"process {record.pid}", [record.pid])
         finally:
             os.close(handle)
 
-    def sweep(self) -> None:
-        """End what a killed host left in its unit or cgroup, remove that and nspawn's own leftover folder."""
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+    def sweep(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """End what a killed host left in its unit or cgroup, remove that and nspawn's own leftover folder.
 
-        def wait(what: object) -> None:
-            if time.monotonic() > deadline:
-                raise LabError(
-                    f"{what} does not go away", host=self.name, phase="lab", state="processes are left"
-                )
-            time.sleep(0.02)
-
+        :param say: called with a line now and then while that takes long.
+        :raises LabError: no process ended for :data:`STILL_S`, or some are left after :data:`ENOUGH_S`; names them.
+        """
+        waiting = _Waiting(self.name, say)
         if _SYSTEMD.is_dir():
             while self._show("LoadState") != "not-found":
+                inside = self._show("ControlGroup").strip("/")
                 for verb in ("stop", "reset-failed"):
                     subprocess.run(
                         ["systemctl", verb, self.unit], stdin=subprocess.DEVNULL, capture_output=True
                     )
-                wait(self.unit)
+                groups = [root / inside for root in hierarchies()] if inside else []
+                waiting.on(self.unit, sorted({pid for path in groups for pid in _all_members(path)[1]}))
         for group in self.cgroups:
             while group.is_dir():
-                folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
-                left = [int(pid) for folder in folders for pid in _members(folder)]
+                folders, left = _all_members(group)
                 for pid in left:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                    if pid:  # 0 stands for one that this PID namespace does not see, and would be ourselves
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                refused = ""
                 if not left:
-                    with suppress(OSError):
+                    try:
                         for folder in folders:
                             folder.rmdir()
                         break
-                wait(group)
+                    except OSError as error:
+                        refused = f"{folder}: {error.strerror}"
+                waiting.on(str(group), left, refused)
         with suppress(FileNotFoundError):
             Path("/run/systemd/nspawn/propagate", self.label).rmdir()
+
+
+class _Waiting:
+    """Patience with killed processes: it lasts while they become fewer, and its end names those that are left."""
+
+    def __init__(self, host: str, say: Callable[[str], None]) -> None:
+        self._host, self._say = host, say
+        self._began = self._moved = self._said = time.monotonic()
+        self._seen: tuple[str, Sequence[int], str] | None = None
+
+    def on(self, what: str, left: Sequence[int], refused: str = "") -> None:
+        """Wait a moment.
+
+        :param what: the process, unit or cgroup that is to go away.
+        :param left: processes that still have to end.
+        :param refused: why an empty cgroup was not removed.
+        :raises LabError: enough is enough.
+        """
+        now = time.monotonic()
+        if self._seen != (what, left, refused):
+            self._seen, self._moved = (what, left, refused), now
+        still, whole = now - self._moved, now - self._began
+        if still > STILL_S or whole > ENOUGH_S:
+            since = f"none ended for {still:.0f} s" if still > STILL_S else f"after {whole:.0f} s"
+            details = [_describe(pid) for pid in left] or [refused or "no process is seen in it"]
+            seen = ",".join(str(pid) for pid in left if pid)
+            inspect = f"ps -o pid,stat,wchan:32,args -p {seen}; " if seen else ""
+            raise LabError(
+                f"{what} does not go away: {_number_of(left)} left, {since}",
+                host=self._host,
+                phase="lab",
+                state="the host was killed, its files are still there",
+                details=tuple(details),
+                hint=f"{inspect}ddtree-ops lab down when they are gone",
+            )
+        if now - self._said > _SAID_EVERY_S:
+            self._said = now
+            first = "; ".join(_describe(pid) for pid in left[:3]) or refused
+            self._say(f"killed, waiting for {what}: {_number_of(left)} left, {whole:.0f} s so far: {first}")
+        time.sleep(0.02)
+
+
+def _number_of(pids: Sequence[int]) -> str:
+    return f"{len(pids) or 'no'} process{'' if len(pids) == 1 else 'es'}"
+
+
+def _describe(pid: int) -> str:
+    """A process for a person: pid, name, state."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return f"{pid}, ended by now" if pid else "a process outside this PID namespace"
+    state = text.rpartition(")")[2].split()[0]
+    name = text.partition("(")[2].rpartition(")")[0]
+    return f"{pid} {name}, state {state} ({_STATES.get(state, 'see ps(1)')})"
+
+
+def _all_members(group: Path) -> tuple[list[Path], list[int]]:
+    """Folders of a cgroup, the innermost first, and processes in any of them."""
+    folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
+    return folders, sorted({int(pid) for folder in folders for pid in _members(folder)})
 
 
 def call(argv: Sequence[str], problem: str, *, host: str = "") -> str:

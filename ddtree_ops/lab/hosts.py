@@ -58,7 +58,10 @@ _T = TypeVar("_T")
 SSH_PORT = 22022
 """Port of every lab host's sshd, on the host's own address."""
 
-BOOT_TIMEOUT_S = 90.0
+BOOT_TIMEOUT_S = 300.0
+"""How long a host may take until it answers, in seconds: thirty that boot at once share the processors and the disk."""
+
+_ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -240,14 +243,12 @@ def down(names: Sequence[str] | None = None, *, keep: bool = False, progress: Re
     chosen = _chosen(names or _known())
     tell = _teller(progress)
 
-    def patience(name: str) -> float:
-        # Thirty clean power-offs take half a minute, and nothing of them is kept.
-        return 0.0 if _FLEET_NAME.fullmatch(name) and not keep else STOP_TIMEOUT_S
-
+    # Nobody sees how a host ended of which nothing is kept, and thirty clean power-offs take half a minute.
+    patience = STOP_TIMEOUT_S if keep else 0.0
     if not _lab().is_dir():
         return
     with _exclusive(tell):
-        _each(chosen, lambda name: _down(name, keep=keep, tell=tell, patience=patience(name)))
+        _each(chosen, lambda name: _down(name, keep=keep, tell=tell, patience=patience))
 
 
 def reset(name: str, *, progress: Reporter | None = None) -> LabHost:
@@ -464,7 +465,7 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
             hint="ddtree-ops lab down, then up again, or set DDTREE_OPS_LAB_NET back",
         )
     if record is None:
-        container.sweep()
+        container.sweep(lambda line: tell(name, line))
         container.unmount()
         _refuse_taken_address(name)
         storage = container.mount(image)
@@ -498,9 +499,9 @@ def _down(name: str, *, keep: bool, tell: Teller, patience: float = STOP_TIMEOUT
     container = _container(name)
     record = container.live()
     if record is not None:
-        container.stop(record, patience)
+        container.stop(record, patience, lambda line: tell(name, line))
         tell(name, "powered off")
-    container.sweep()
+    container.sweep(lambda line: tell(name, line))
     container.unmount()
     if not keep:
         images.remove_tree(container.folder)
@@ -511,14 +512,14 @@ def _status(name: str) -> LabHostStatus:
     state: HostState = "down"
     detail = ""
     if record is not None:
-        answer = _ask_systemd(name, timeout=5.0)
+        answer = _ask_systemd(name, timeout=_ANSWER_S)
         if answer in ("running", "degraded"):
             state = "degraded" if answer == "degraded" else "running"
         else:
             state = "starting" if answer in ("initializing", "starting") else "unreachable"
             detail = answer
         if state == "degraded":
-            detail = "failed: " + ", ".join(_failed_units(name))
+            detail = _failed_units(name)
     return LabHostStatus(
         name=name,
         address=record.address if record else _address(name),
@@ -629,9 +630,14 @@ def _ask_systemd(name: str, *, timeout: float, wait: bool = False) -> str:
     return lines[-1]
 
 
-def _failed_units(name: str) -> list[str]:
-    done = _ssh_root(name, ["systemctl", "list-units", "--failed", "--plain", "--no-legend"], 10.0)
-    return [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\S+\.\w+ ", line)]
+def _failed_units(name: str) -> str:
+    """Which units failed, or why that is not known."""
+    try:
+        done = _ssh_root(name, ["systemctl", "list-units", "--failed", "--plain", "--no-legend"], _ANSWER_S)
+    except subprocess.TimeoutExpired:
+        return f"asked which units failed, no answer within {_ANSWER_S:.0f} s"
+    units = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\S+\.\w+ ", line)]
+    return "failed: " + ", ".join(units)
 
 
 def _ssh_root(name: str, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:

@@ -121,7 +121,7 @@ def start_engine(
             stack.callback(process.kill)
             engine = Engine(target, process, log)
             with EngineClient(local_session, target) as client:
-                end = time.monotonic() + 30
+                end = time.monotonic() + 300
                 while client.health() != 200:
                     assert process.poll() is None, engine.lines[-20:]
                     assert time.monotonic() < end, engine.lines[-20:]

@@ -58,10 +58,10 @@ def test_recorded_answers(recorded: Callable[..., Any], local_session: Session) 
     with recorded(answers) as where, EngineClient(local_session, where) as engine:
         (model,) = engine.models()
         assert (model.name, model.max_model_len) == ("tiny", 512)
-        chat = engine.chat("tiny", "hi", max_tokens=24, timeout=10)
+        chat = engine.chat("tiny", "hi", max_tokens=24, timeout=120)
         assert (chat.completion_tokens, chat.finish_reason, chat.prompt_tokens) == (24, "length", 14)
         assert chat.text == "the" * 24
-        generation = engine.generate("hi", max_tokens=8, timeout=10)
+        generation = engine.generate("hi", max_tokens=8, timeout=120)
         assert (generation.verify_steps, generation.accepted_drafts) == (2, 5)
         assert generation.accept_length == 3.5
         assert generation.reported_accept_length == 4.0
@@ -81,7 +81,7 @@ def test_a_server_without_speculation_has_no_counts(
         "/server_info": (200, body("server_info", "responses_dflash")),
     }
     with recorded(answers) as where, EngineClient(local_session, where) as engine:
-        assert engine.generate("hi", max_tokens=8, timeout=10).accept_length is None
+        assert engine.generate("hi", max_tokens=8, timeout=120).accept_length is None
         assert engine.server_info().avg_accept_length is None
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_completion_is_an_error(
         EngineClient(local_session, where) as engine,
         pytest.raises(EngineError, match=text) as caught,
     ):
-        engine.chat("tiny", "hi", max_tokens=8, timeout=10)
+        engine.chat("tiny", "hi", max_tokens=8, timeout=120)
     assert caught.value.kind == kind
     assert caught.value.status == (status if kind == "status" else None)
     assert caught.value.host == "recorded"
@@ -180,10 +180,10 @@ def test_a_running_engine(start_engine: Callable[..., Any], local_session: Sessi
     with EngineClient(local_session, engine.target) as client:
         (model,) = client.models()
         assert model.name == engine.target.service.model
-        chat = client.chat(model.name, "Write quicksort in Python with comments.", max_tokens=64, timeout=20)
+        chat = client.chat(model.name, "Write quicksort in Python with comments.", max_tokens=64, timeout=120)
         assert (chat.completion_tokens, chat.finish_reason) == (64, "length")
         assert "quicksort" in (chat.text or "")
-        generation = client.generate("Write quicksort in Python with comments.", max_tokens=64, timeout=20)
+        generation = client.generate("Write quicksort in Python with comments.", max_tokens=64, timeout=120)
         assert generation.completion_tokens == 64
         assert 1.0 < (generation.accept_length or 0.0) <= 8.0
         assert client.server_info().speculative_algorithm == "DDTREE"
@@ -195,9 +195,9 @@ def test_an_engine_that_dies_under_a_request_is_a_disconnect(
     engine = start_engine(tree="stock")
     with EngineClient(local_session, engine.target) as client:
         with pytest.raises(EngineError) as caught:
-            client.chat("any", "Write quicksort in Python with comments.", max_tokens=64, timeout=20)
+            client.chat("any", "Write quicksort in Python with comments.", max_tokens=64, timeout=120)
         assert caught.value.kind == "disconnect"
-        engine.process.wait(10)
+        engine.process.wait(120)
         assert client.health() is None
     assert any("size of tensor a (8) must match the size of tensor b (33)" in line for line in engine.lines)
 
@@ -231,7 +231,7 @@ def test_requests_of_several_threads(start_engine: Callable[..., Any], local_ses
 
         def ask(number: int) -> None:
             counts.append(
-                client.chat("m", f"Tell me about {number}", max_tokens=16, timeout=20).completion_tokens
+                client.chat("m", f"Tell me about {number}", max_tokens=16, timeout=120).completion_tokens
             )
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]

@@ -251,7 +251,7 @@ def test_standard_input_that_is_a_terminal_is_told_what_to_do() -> None:
     )  # fmt: skip
     try:
         os.write(ours, b"nothing of a server\n\x04")
-        _, said = client.communicate(timeout=30)
+        _, said = client.communicate(timeout=300)
     finally:
         client.kill()
         client.communicate()

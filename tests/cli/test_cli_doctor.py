@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,10 @@ def inventory(lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def doctor(lab, inventory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ddtree_ops", "-i", str(inventory), "doctor", *argv],
-        env=lab.env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done: subprocess.CompletedProcess[str] = lab.commands.run(
+        ["-i", str(inventory), "doctor", *argv], env=lab.env
     )
+    return done
 
 
 def test_every_host_is_a_row_and_the_worst_decides(lab, inventory):

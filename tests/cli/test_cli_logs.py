@@ -262,7 +262,7 @@ def run(*argv: str, cwd: str, stdin: bytes = b"", **env: str) -> subprocess.Comp
         capture_output=True,
         cwd=cwd,
         env={**os.environ, **env},
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -16,7 +16,15 @@ from ddtree_ops.runtime import build
 from ddtree_ops.service.layout import Layout
 
 FLAGS = "--speculative-ddtree-budget, --speculative-ddtree-topk-cap, --speculative-ddtree-budget-schedule"
-WHOLE = f"  overlay ddtree_sglang 0.1.0 as shipped; adds DDTREE and {FLAGS}\n"
+WHOLE = f"  overlay ddtree_sglang 0.1.0 as shipped; entry point ddtree; adds DDTREE and {FLAGS}\n"
+
+
+@pytest.fixture(autouse=True)
+def no_inventory_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-i`` of a command in this process outlives it."""
+    for name in ("DDTREE_OPS_INVENTORY", "_DDTREE_OPS_INVENTORY_BY_OPTION"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def test_a_runtime_shows_its_overlay(typed: Callable[..., Any]) -> None:
@@ -91,7 +99,7 @@ def test_patch_check_of_a_host(
     (current / "ddtree_sglang-0.1.0.dist-info/entry_points.txt").unlink()
     broken = typed("patch", "check", "h", "-i", str(site))
     assert broken.code == 8 and "entry_points.txt: missing" in broken.out
-    assert "adds" not in broken.out
+    assert "adds" not in broken.out and "; no entry point: sglang does not find it" in broken.out
 
 
 def test_a_tree_of_ones_own_with_another_dialect(typed: Callable[..., Any], tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_no_row_of_the_list_is_wider_than_the_terminal(width: int, titles: bool)
         while piece := os.read(ours, 65536):
             said += piece
     os.close(ours)
-    assert client.wait(30) == 0
+    assert client.wait(300) == 0
     lines = [re.sub("\x1b\\[[0-9;]*m", "", line.rstrip()) for line in said.decode().splitlines()]
     assert len(lines) == len(load_library().signatures) + 2
     assert max(map(len, lines)) <= width

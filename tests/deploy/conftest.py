@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,15 @@ class Desk:
         self.lab, self.inventory = lab, inventory
         self.env = {**lab.env, "DDTREE_OPS_INVENTORY": str(inventory), **env}
 
-    def run(self, *argv: str, timeout: float = 180.0, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", *argv],
-            env={**self.env, **env},
-            capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+    def run(self, *argv: str, timeout: float = 900.0, **env: str) -> subprocess.CompletedProcess[str]:
+        done: subprocess.CompletedProcess[str] = self.lab.commands.run(
+            argv, env={**self.env, **env}, timeout=timeout
+        )
+        return done
 
-    def client(self, *argv: str, **env: str) -> subprocess.Popen[str]:
+    def client(self, *argv: str, **env: str) -> Any:
         """A command under way, its output in pipes."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "ddtree_ops", *argv],
-            env={**self.env, **env},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        return self.lab.commands.start(argv, env={**self.env, **env})
 
     def deploy(self, *argv: str) -> tuple[int, dict[str, Any], str]:
         """Exit code, the one result, and what was said on the way."""
@@ -53,7 +47,7 @@ class Desk:
     def host(self, host: str, script: str) -> str:
         """What a script prints that succeeds on a host, as the user of its inventory entry."""
         argv = lab_hosts.ssh_argv(host, ["sh", "-euc", shlex.quote(script)])
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -52,7 +52,7 @@ def test_a_host_key_that_is_not_the_recorded_one(desk) -> None:
 def test_a_crash_some_seconds_after_ready_is_seen_by_the_window(serving) -> None:
     before = serving.show("ct200", "InvocationID")
     code, result, _ = serving.deploy(
-        "ct200", "--set", 'environment.LAB_CRASH_AFTER_S="1.5"', "--set", "health.window=20s"
+        "ct200", "--set", 'environment.LAB_CRASH_AFTER_S="8"', "--set", "health.window=90s"
     )
     assert (code, result["outcome"]) == (7, "rolled-back"), result["error"]
     verdicts = {check["name"]: check["verdict"] for check in result["checks"]}
@@ -73,11 +73,11 @@ def test_a_crash_loop_behind_restart_always(serving) -> None:
     """Each run becomes ready and answers; the unit is back up in 0.1 s, and ``systemctl is-active`` says active."""
     code, result, _ = serving.deploy(
         "ct200",
-        "--set", 'environment.LAB_CRASH_AFTER_S="1.5"',
+        "--set", 'environment.LAB_CRASH_AFTER_S="8"',
         "--set", "restart.policy=always",
         "--set", "restart.delay=0.1s",
         "--set", "restart.burst=50",
-        "--set", "health.window=20s",
+        "--set", "health.window=90s",
     )  # fmt: skip
     assert (code, result["outcome"]) == (7, "rolled-back"), result["error"]
     (stable,) = [check for check in result["checks"] if check["name"] == "smoke.stable"]

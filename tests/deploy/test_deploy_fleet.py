@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ class Fleet:
     """Four hosts; the inventory names a wrong key for ``gpu01``."""
 
     inventory: Path
+    commands: Any
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "ddtree_ops", "-i", str(self.inventory), *words]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        done: subprocess.CompletedProcess[str] = self.commands.run(["-i", str(self.inventory), *words])
+        return done
 
     def deploy(self, *words: str) -> tuple[int, dict[str, dict[str, Any]], str]:
         done = self.run("deploy", *words, *QUICK, "--json")
@@ -37,7 +37,7 @@ class Fleet:
 
 def on_host(host: str, *command: str) -> str:
     argv = lab_hosts.ssh_argv(host, command)
-    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
 
 
 def invocation(host: str) -> str:
@@ -45,14 +45,14 @@ def invocation(host: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def fleet(module_lab: Path) -> Fleet:
+def fleet(module_lab: Path, commands: Any) -> Fleet:
     hosts, path = lab_hosts.up_fleet(4)
     wrong = path.with_name("wrong.yaml")
     login = f"address: {hosts[0].address}\n    ssh: {{user: root"
     text = path.read_text()
     assert login in text
     wrong.write_text(text.replace(login, f'{login}, fingerprint: "SHA256:{"A" * 43}"'))
-    return Fleet(wrong)
+    return Fleet(wrong, commands)
 
 
 def test_1_a_host_that_cannot_be_trusted_fails_alone_and_the_batches_go_on_as_far_as_is_allowed(

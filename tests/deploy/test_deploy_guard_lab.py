@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,21 +138,19 @@ class Host:
         """Nothing is armed, no timer runs, nobody has the lock."""
         return self.armed() is None and self.timer() != "active" and self.free()
 
-    def client(self, moment: str, act: str, *settings: str, **given: Any) -> subprocess.Popen[str]:
+    def client(self, moment: str, act: str, *settings: str, **given: Any) -> Any:
         env = {**self.lab.env, "DDTREE_OPS_INVENTORY": str(self.lab.inventory), "DDTREE_OPS_WHO": "ann"}
-        argv = [sys.executable, "-c", CLIENT, self.name, moment, act, *QUICK, *settings]
-        return subprocess.Popen(
-            argv, env={**env, **given}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        argv = [self.name, moment, act, *QUICK, *settings]
+        return self.lab.commands.start(argv, env={**env, **given}, code=CLIENT, merged=True)
 
     def deploy(self, *settings: str) -> tuple[int, str]:
         with self.client("", "", *settings) as client:
-            said, _ = client.communicate(timeout=120)
+            said, _ = client.communicate(timeout=900)
         return client.returncode, said
 
     def killed(self, moment: str, *settings: str) -> None:
         with self.client(moment, "kill", *settings) as client:
-            said, _ = client.communicate(timeout=120)
+            said, _ = client.communicate(timeout=900)
         assert client.returncode == -9, said
 
     def serves(self) -> None:
@@ -164,17 +161,13 @@ class Host:
         assert {check.name: check.verdict for check in checks.results}["smoke.completion"] is Verdict.PASS
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", *argv],
-            env={**self.lab.env, "DDTREE_OPS_INVENTORY": str(self.lab.inventory)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        done: subprocess.CompletedProcess[str] = self.lab.commands.run(
+            argv, env={**self.lab.env, "DDTREE_OPS_INVENTORY": str(self.lab.inventory)}
         )
+        return done
 
 
-def until(condition: Callable[[], bool], seconds: float = 45.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     patience = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < patience, "it did not happen"
@@ -413,16 +406,15 @@ def test_of_two_deploys_one_wins_and_a_broken_lock_is_noticed(hosts):
             host.client("", "", "environment.ROUND=first") as one,
             host.client("", "", "environment.ROUND=second") as other,
         ):
-            said = [one.communicate(timeout=120)[0], other.communicate(timeout=120)[0]]
+            said = [one.communicate(timeout=900)[0], other.communicate(timeout=900)[0]]
         assert sorted((one.returncode, other.returncode)) == [0, 6], said
         assert "ann on" in said[0 if one.returncode else 1]
         host.session.acquire_lock(host.layout.lock, {"who": "bob", "origin": "desk", "command": "by hand"})
         assert "bob on desk holds the lock" in host.run("lock", "status", host.name).stdout
         won = "environment.ROUND=" + ("second" if one.returncode else "first")
-        argv = [sys.executable, "-m", "ddtree_ops", "deploy", host.name, "--lock-wait", "60s", *flags(won)]
+        argv = ["deploy", host.name, "--lock-wait", "300s", *flags(won)]
         env = {**host.lab.env, "DDTREE_OPS_INVENTORY": str(host.lab.inventory)}
-        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdout is not None
+        with host.lab.commands.start(argv, env=env, merged=True) as client:
             assert any("waiting: bob on desk holds the lock" in line for line in client.stdout)
             host.session.release_lock(host.layout.lock)
             rest = client.stdout.read()
@@ -432,10 +424,11 @@ def test_of_two_deploys_one_wins_and_a_broken_lock_is_noticed(hosts):
         good = host.live()
         assert host.run("lock", "break", host.name).returncode == 2
         with host.client("done smoke", f"lock break {host.name} --yes", "environment.ROUND=broken") as client:
-            said, _ = client.communicate(timeout=120)
+            said, _ = client.communicate(timeout=900)
         assert client.returncode == 6, said
         result = json.loads(said.splitlines()[-1])
-        assert "was lost: nobody has it now" in result["error"]
+        lost = r"was lost: (nobody has it now|host on b300 holds the lock)"
+        assert re.search(lost, result["error"]), "nobody, or the host that goes back already"
         until(host.quiet)
         assert host.live() == good
         assert host.history()[-2].summary == "not confirmed: the deploying client went away"
@@ -454,7 +447,7 @@ def test_a_guard_that_is_killed_half_way_is_finished_by_the_next_look_and_no_rol
         host.killed("done activate", "environment.ROUND=half")
         name = timer_name(host.layout.unit, host.layout.service_dir)
         known = len(host.history())
-        until(lambda: (host.session.read_file(host.layout.rollback) or b"").find(b'"going-back"') > 0, 20)
+        until(lambda: (host.session.read_file(host.layout.rollback) or b"").find(b'"going-back"') > 0)
         host.session.run(["systemctl", "kill", "--signal=SIGKILL", f"{name}.service"], check=True)
         until(host.quiet)
         assert host.live() == good

@@ -9,6 +9,9 @@ import pytest
 
 pytestmark = pytest.mark.lab
 
+PATIENT = ("--set", "rollback.grace=5m")
+"""The host does not go back by itself before the next deploy, however slow this machine is."""
+
 
 @pytest.fixture(scope="module")
 def desk(new_desk):
@@ -36,7 +39,7 @@ def test_1_ctrl_c_says_what_state_every_host_is_left_in(desk):
 
 
 def test_2_sigterm_is_an_interruption_and_the_next_deploy_validates(desk):
-    change = ("--set", "environment.ROUND=sigterm")
+    change = (*PATIENT, "--set", "environment.ROUND=sigterm")
     with desk.client("deploy", "ct200", *change, "--json") as client:
         assert any(" wait: ..." in line for line in client.stderr)
         client.send_signal(signal.SIGTERM)
@@ -50,7 +53,7 @@ def test_2_sigterm_is_an_interruption_and_the_next_deploy_validates(desk):
 
 
 def test_3_a_client_killed_while_it_waits_leaves_a_run_that_the_next_deploy_validates(desk):
-    change = ("--set", "environment.ROUND=killed")
+    change = (*PATIENT, "--set", "environment.ROUND=killed")
     with desk.client("deploy", "ct200", *change) as client:
         assert any(" wait: ..." in line for line in client.stdout)
         client.kill()
@@ -63,7 +66,7 @@ def test_3_a_client_killed_while_it_waits_leaves_a_run_that_the_next_deploy_vali
 
 
 def test_4_a_run_that_nobody_saw_pass_is_validated_and_then_nothing_is_left_to_do(desk):
-    change = ("--set", "environment.ROUND=killed")
+    change = (*PATIENT, "--set", "environment.ROUND=killed")
     desk.host("ct200", "systemctl restart sglang-k26-ddtree.service")
     code, result, log = desk.deploy("ct200", *change)
     assert code == 0, log

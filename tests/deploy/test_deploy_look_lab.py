@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -38,17 +38,13 @@ class Host:
     target: Target
     session: Session
     inventory: Inventory
-    env: dict[str, str]
+    lab: Any
 
     def typed(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", *argv],
-            env={**self.env, "DDTREE_OPS_INVENTORY": self.inventory.path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        done: subprocess.CompletedProcess[str] = self.lab.commands.run(
+            argv, env={**self.lab.env, "DDTREE_OPS_INVENTORY": self.inventory.path}
         )
+        return done
 
     def deploy(self) -> None:
         done = self.typed("deploy", "ct200", *(word for item in QUICK for word in ("--set", item)))
@@ -71,7 +67,7 @@ def host(lab) -> Iterator[Host]:
     (target,) = select(inventory, ["ct200"])
     target = override(target, list(QUICK), inventory=inventory)
     with open_session(target) as session:
-        yield Host(target, session, inventory, lab.env)
+        yield Host(target, session, inventory, lab)
 
 
 def test_1_nothing_was_ever_deployed(host):
@@ -116,7 +112,12 @@ def test_2_what_was_deployed_has_no_drift_and_its_status_says_so(host):
         "",
         0,
     )
-    assert told["patch"] == {"state": "patched", "sized": True, "summary": told["patch"]["summary"]}
+    assert told["patch"] == {
+        "state": "patched",
+        "sized": True,
+        "summary": told["patch"]["summary"],
+        "overlay": "ddtree_sglang 0.1.0 with entry point ddtree",
+    }
     assert told["accept_length"] > 1
     assert told["tokens_per_s"] > 0
     assert told["release"] == told["last_good"]["release"]

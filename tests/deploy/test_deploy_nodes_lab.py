@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -121,10 +119,7 @@ class TestStory:
         assert (code, results["b300"]["outcome"]) == (0, "unchanged"), log
 
     def test_6_ctrl_c_is_told_for_both(self, fresh):
-        argv = [sys.executable, "-m", "ddtree_ops", "deploy", "ct200/two", "--no-rollback", "--json"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(argv, env={**fresh.env, "TEST_LOAD": "20"}, **pipes) as client:
-            assert client.stderr is not None and client.stdout is not None
+        with fresh.client("deploy", "ct200/two", "--no-rollback", "--json", TEST_LOAD="20") as client:
             waiting = 0
             for line in client.stderr:
                 waiting += " wait: ..." in line
@@ -137,10 +132,11 @@ class TestStory:
         assert all("is not validated" in result["error"] for result in results)
 
     def test_7_a_client_that_is_killed_when_one_node_has_passed_leaves_work_for_the_next(self, fresh):
-        argv = [sys.executable, "-c", KILLED_BETWEEN, "deploy", "ct200/two"]
         patient = {"TEST_LOAD": "0.2", "TEST_GRACE": "300s"}
-        killed = subprocess.run(argv, env={**fresh.env, **patient}, capture_output=True, timeout=180)
-        assert killed.returncode == -signal.SIGKILL, killed.stdout
+        env = {**fresh.env, **patient}
+        with fresh.lab.commands.start(["deploy", "ct200/two"], env=env, code=KILLED_BETWEEN) as client:
+            said, _ = client.communicate(timeout=900)
+        assert client.returncode == -signal.SIGKILL, said
         last = [
             parse_history((fresh.lab.hosts[host].root / HISTORY[1:]).read_bytes()).latest for host in HOSTS
         ]

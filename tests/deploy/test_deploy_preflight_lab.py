@@ -160,7 +160,7 @@ def test_model_drafter_venv_and_port_all_at_once_and_the_deploy_is_refused(sessi
     assert session.list_dir("/opt/ddtree-ops/releases") in (None, [])
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends

@@ -189,7 +189,7 @@ class TestPrune:
 
 def test_the_list_of_releases() -> None:
     one = service(B, act(1, A), act(2, B, verdict=Verdict.FAIL), armed=A, damaged=2)
-    found = releases_of(survey(one, releases="ab"), origins={A: ("wheel", ("0001.patch",))})
+    found = releases_of(survey(one, releases="ab"), origins={A: ("wheel", ("0001.patch",), "over 1")})
     newest, oldest = found.releases
     assert (newest.digest, newest.current_of, newest.good_of, newest.verdict) == (
         B,
@@ -202,6 +202,7 @@ def test_the_list_of_releases() -> None:
         ("x.service",),
         ("0001.patch",),
     )
+    assert (newest.overlay, oldest.overlay, oldest.to_json()["overlay"]) == ("", "over 1", "over 1")
     assert found.damaged_lines == 2
     record = oldest.to_json()
     assert (record["own_bytes"], record["shared_bytes"], record["runtime"], record["whole"]) == (

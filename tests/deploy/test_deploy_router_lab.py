@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def status(desk) -> tuple[int, dict[str, Any]]:
 
 def wheels() -> Path:
     """The router and what it needs, downloaded once for this Python (the lab hosts have the same)."""
-    folder = cache_dir() / "wheels" / f"router-cp{sys.version_info.major}{sys.version_info.minor}"
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    folder = cache_dir() / "wheels" / f"{ROUTER.replace('==', '-')}-{python}"
     if not list(folder.glob("sglang_router-*.whl")):
         pip = [
             sys.executable,
@@ -55,7 +57,7 @@ def wheels() -> Path:
             str(folder),
         ]
         subprocess.run(
-            [*pip, ROUTER], check=True, timeout=300, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+            [*pip, ROUTER], check=True, timeout=900, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         )
     return folder
 
@@ -69,8 +71,9 @@ def fronted(lab, new_desk):
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/python").symlink_to("/usr/bin/python3")
     (venv / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", "--find-links"]
-    subprocess.run([*pip, str(wheels()), "--target", str(site), ROUTER], check=True, timeout=120)
+    for wheel in wheels().glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
     native = venv / "lib/native"
     native.mkdir()
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +54,14 @@ class Desk:
         env = {**self.lab.env, "XDG_STATE_HOME": str(self.folder / "state")}
         if key is not None:
             env["T_KEY"] = key
-        done = subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", *argv],
-            env=env, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        done: subprocess.CompletedProcess[str] = self.lab.commands.run(argv, env=env, cwd=self.folder)
         self.seen += done.stdout + done.stderr
         return done
 
     def host(self, script: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", "lab", "ssh", "ct200", "sh", "-c", f"'{script}'"],
-            env=self.lab.env, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = self.lab.commands.run(["lab", "ssh", "ct200", "sh", "-c", f"'{script}'"], env=self.lab.env)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     def status(self, key: str | None, path: str = "/v1/models") -> int:
         headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -154,12 +154,12 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
 def serve(kind: str, folder: Path) -> Iterator[Contract]:
     url = os.environ.get("DDTREE_OPS_CONTRACT_URL", "").rstrip("/")
     if url:
-        info = httpx.get(url + "/server_info", timeout=60, trust_env=False).json()
+        info = httpx.get(url + "/server_info", timeout=300, trust_env=False).json()
         if bool(info["speculative_algorithm"]) != (kind == "dflash"):
             pytest.skip(
                 f"the server at {url} runs with speculative_algorithm={info['speculative_algorithm']}"
             )
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
             yield Contract(client, None)
         return
     flags = ["--model-path", str(write_checkpoint(folder / "model", CONFIG)), *FLAGS]
@@ -169,7 +169,7 @@ def serve(kind: str, folder: Path) -> Iterator[Contract]:
     tree = build(RuntimeSpec(python="cp312")).root
     with EngineProcess(tree, *flags, env={"LAB_LOAD_SECONDS": "0"}) as engine:
         engine.wait_ready()
-        with httpx.Client(base_url=engine.url, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=engine.url, timeout=300, trust_env=False) as client:
             yield Contract(client, engine)
 
 

@@ -90,7 +90,7 @@ def start(models: Path, patched: Path) -> Iterator[Start]:
 
 
 def ask(engine: EngineProcess, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=300)
     content = None if body is None else json.dumps(body)
     try:
         connection.request(method, path, content, {"content-type": "application/json", **headers})

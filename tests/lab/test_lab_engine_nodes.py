@@ -45,7 +45,7 @@ def start(tree: Path, tmp_path: Path) -> Iterator[Start]:
                 "--dist-init-addr",
                 f"127.0.0.1:{port}",
             ]
-            environment = {"LAB_LOAD_SECONDS": "0", "LAB_DRAIN_POLL": "0.1", "LAB_DIST_TIMEOUT": "20", **env}
+            environment = {"LAB_LOAD_SECONDS": "0", "LAB_DRAIN_POLL": "0.1", "LAB_DIST_TIMEOUT": "300", **env}
             return stack.enter_context(EngineProcess(tree, *words, *flags, env=environment))
 
         run.port = port  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def start(tree: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def get(engine: EngineProcess, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=120)
     try:
         connection.request("GET", path)
         return connection.getresponse().status

@@ -175,7 +175,7 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         running.append(process)
-        patience = time.monotonic() + 20.0
+        patience = time.monotonic() + 120.0
         while True:
             try:
                 socket.create_connection((address, port), timeout=1.0).close()
@@ -189,7 +189,7 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
     yield start
     for process in running:
         process.terminate()
-        process.wait(10)
+        process.wait(120)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def sshd(start_sshd: StartSshd) -> Server:
 def wait_until() -> Callable[..., None]:
     """Wait for something that must come; fails when it does not."""
 
-    def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    def wait(condition: Callable[[], bool], seconds: float = 300.0) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, "it did not happen"

@@ -67,7 +67,7 @@ def specs(bastion: Any, behind: list[Any]) -> list[ConnectSpec]:
             address=f"127.0.9.{100 + number}",
             port=2222,
             known_hosts=known,
-            connect_timeout=30.0,
+            connect_timeout=120.0,
             proxy_jump=jump,
         )
         for number in range(HOSTS)
@@ -94,7 +94,7 @@ def test_thirty_hosts_share_one_connection_to_the_bastion(bastion: Any, specs: l
 
 
 def test_many_connections_to_one_sshd_stay_below_its_limit(bastion: Any) -> None:
-    spec = bastion.spec(connect_timeout=30.0)
+    spec = bastion.spec(connect_timeout=120.0)
     sessions = together(connect, [replace(spec, name=f"gpu{number:02d}") for number in range(20)])
     together(Session.close, sessions)
     assert len(sessions) == 20
@@ -209,7 +209,7 @@ def test_a_gate_lets_a_few_at_a_time_pass_to_each_address() -> None:
     inside = {"a": 0, "b": 0}
     most = {"a": 0, "b": 0}
     guard = threading.Lock()
-    meeting = {address: threading.Barrier(UNAUTHENTICATED, timeout=20.0) for address in inside}
+    meeting = {address: threading.Barrier(UNAUTHENTICATED, timeout=120.0) for address in inside}
 
     def work(number: int) -> None:
         address = "ab"[number % 2]

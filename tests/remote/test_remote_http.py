@@ -45,14 +45,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/gzip":
             self.answer(gzip.compress(b"packed" * 100), Content_Encoding="gzip")
         elif self.path == "/slow":
-            self.gate.wait(10)
+            self.gate.wait(120)
             self.answer(b"late")
         elif self.path == "/stream":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             self.chunk(b"data: one\n\n")
-            self.gate.wait(10)
+            self.gate.wait(120)
             self.chunk(b"data: two\n\n")
             self.chunk(b"")
         elif self.path == "/endless":
@@ -111,7 +111,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def client(local: Session, server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=local.http_transport(), base_url=server, timeout=10.0) as made:
+    with httpx.Client(transport=local.http_transport(), base_url=server, timeout=120.0) as made:
         yield made
 
 
@@ -148,15 +148,15 @@ def test_a_stream_arrives_while_it_is_made(client: httpx.Client) -> None:
 def test_closing_early_ends_the_request_on_the_host(client: httpx.Client) -> None:
     with client.stream("GET", "/endless") as answer:
         next(answer.iter_raw())
-    assert Handler.gone.wait(10)
+    assert Handler.gone.wait(120)
     assert client.get("/echo").status_code == 200
 
 
 def test_read_timeout(client: httpx.Client) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        client.get("/slow", timeout=httpx.Timeout(5.0, read=0.2))
+        client.get("/slow", timeout=httpx.Timeout(120.0, read=0.2))
     with (
-        client.stream("GET", "/stream", timeout=httpx.Timeout(5.0, read=0.2)) as answer,
+        client.stream("GET", "/stream", timeout=httpx.Timeout(120.0, read=0.2)) as answer,
         pytest.raises(httpx.ReadTimeout),
     ):
         list(answer.iter_raw())
@@ -184,7 +184,9 @@ def test_connect_timeout(client: httpx.Client) -> None:
             one.connect_ex(full.getsockname())
         time.sleep(0.05)
         with pytest.raises(httpx.ConnectTimeout):
-            client.get(f"http://127.0.0.1:{full.getsockname()[1]}/", timeout=httpx.Timeout(5.0, connect=0.3))
+            client.get(
+                f"http://127.0.0.1:{full.getsockname()[1]}/", timeout=httpx.Timeout(120.0, connect=0.3)
+            )
         for one in held:
             one.close()
 

@@ -480,7 +480,7 @@ def test_agent_leaves_when_the_client_falls_silent() -> None:
     transport.send(b"%d\n" % len(source) + source)
     while transport.recv():
         pass
-    assert transport._process.wait(10) == 0
+    assert transport._process.wait(120) == 0
     transport.close()
     transport.release()
 
@@ -563,7 +563,7 @@ def test_a_stream_that_the_garbage_collector_closes_waits_for_no_lock(
 
     thread = threading.Thread(target=in_the_middle, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
     wait_until(lambda: not alive(int(data)))
     assert own.run(["true"]).rc == 0
@@ -591,8 +591,8 @@ def test_a_cancel_that_waits_while_the_session_closes_is_not_sent(own: Session) 
             closing = threading.Thread(target=own.close)
             closing.start()
             own._closed.wait()
-        closing.join(10.0)
-        own._teller.join(10.0)
+        closing.join(120.0)
+        own._teller.join(120.0)
     finally:
         threading.excepthook = before
     assert not (closing.is_alive() or own._teller.is_alive() or failed)

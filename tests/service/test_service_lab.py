@@ -17,7 +17,7 @@ from ddtree_ops.service.unit import render_unit
 pytestmark = pytest.mark.lab
 
 
-def until(control: UnitControl, wanted: Any, patience: float = 30.0) -> UnitState:
+def until(control: UnitControl, wanted: Any, patience: float = 300.0) -> UnitState:
     end = time.monotonic() + patience
     while time.monotonic() < end:
         state = control.state()
@@ -27,7 +27,7 @@ def until(control: UnitControl, wanted: Any, patience: float = 30.0) -> UnitStat
     raise AssertionError(f"still {state.describe()}")
 
 
-def heard(control: UnitControl, text: str, patience: float = 30.0) -> None:
+def heard(control: UnitControl, text: str, patience: float = 300.0) -> None:
     """Wait until the journal holds ``text``."""
     end = time.monotonic() + patience
     while time.monotonic() < end:

@@ -97,7 +97,7 @@ def proxied(lab: Any, name: str, folder: Path) -> Iterator[tuple[Proxy, ConnectS
 
 def collect(follower: FollowAll, until: Callable[[list[tuple[int, Entry]]], bool]) -> list[tuple[int, Entry]]:
     seen: list[tuple[int, Entry]] = []
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 300
     while not until(seen):
         assert time.monotonic() < ends, [entry.message for _, entry in seen][-5:]
         came = follower.get(0.2)
@@ -113,11 +113,10 @@ def said(seen: list[tuple[int, Entry]], number: int = 0) -> list[str]:
 def test_a_cut_connection_loses_and_repeats_nothing(bench: Any, lab: Any, tmp_path: Path) -> None:
     """Cut while the unit talks without a pause; while the host cannot be reached it goes on talking."""
     unit = bench.target().service.unit
-    bench.session.write_file(
-        f"/run/systemd/system/{unit}",
-        b"[Service]\nSyslogIdentifier=say\nLogRateLimitIntervalSec=0\n"
-        b"ExecStart=/bin/sh -c 'n=0; while [ $n -lt 250 ]; do n=$((n+1)); echo line $n; sleep 0.01; done'\n",
-    )
+    enough = f"/run/{unit}.enough"
+    talk = f"n=0; until [ -e {enough} ]; do n=$((n+1)); echo line $n; sleep 0.01; done; echo last"
+    text = f"[Service]\nSyslogIdentifier=say\nLogRateLimitIntervalSec=0\nExecStart=/bin/sh -c '{talk}'\n"
+    bench.session.write_file(f"/run/systemd/system/{unit}", text.encode())
     bench.session.run(["systemctl", "daemon-reload"], check=True)
     notes: list[str] = []
     with proxied(lab, "ct200", tmp_path) as (proxy, spec):
@@ -131,14 +130,17 @@ def test_a_cut_connection_loses_and_repeats_nothing(bench: Any, lab: Any, tmp_pa
             proxy.open = True
             seen += collect(follower, lambda more: len(said(more)) >= 20)
             proxy.cut()
-            seen += collect(follower, lambda more: "line 250" in said(more))
+            seen += collect(follower, lambda more: len(said(more)) >= 20)
+            bench.session.run(["touch", enough], check=True)
+            seen += collect(follower, lambda more: "last" in said(more))
         assert proxy.connections == 3
-    assert said(seen) == [f"line {number}" for number in range(1, 251)]
+    *lines, last = said(seen)
+    assert (lines, last) == ([f"line {number}" for number in range(1, len(lines) + 1)], "last")
     assert [note.partition(";")[0].partition(" after ")[0] for note in notes] == [
         "ct200: the connection was closed by the host",
         "ct200: connected again",
     ] * 2
-    bench.session.run(["rm", "-f", f"/run/systemd/system/{unit}"], check=True)
+    bench.session.run(["rm", "-f", f"/run/systemd/system/{unit}", enough], check=True)
 
 
 INVENTORY = """\
@@ -201,14 +203,13 @@ def test_two_hosts_merged_and_followed_over_restart_and_cut(
                 control.search("up in mode", invocation="current").matches for control in controls.values()
             )
 
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 300
         while not ready():
             assert time.monotonic() < ends
             time.sleep(0.1)
 
-        done = subprocess.run(
-            [sys.executable, "-m", "ddtree_ops", "logs", "--json"], capture_output=True, text=True, check=True
-        )
+        done = lab.commands.run(["logs", "--json"])
+        assert done.returncode == 0, done.stderr
         found = [json.loads(line) for line in done.stdout.splitlines()]
         assert {item["host"] for item in found} == {"ct200", "b300"}
         assert [item["time"] for item in found] == sorted(item["time"] for item in found)
@@ -225,7 +226,7 @@ def test_two_hosts_merged_and_followed_over_restart_and_cut(
             controls["b300"].stop()
             shown.until("SIGTERM received", "b300")
             shown.process.send_signal(signal.SIGINT)
-            assert shown.process.wait(20) == 130
+            assert shown.process.wait(300) == 130
             assert shown.process.stderr is not None
             errors = shown.process.stderr.read().splitlines()
         finally:

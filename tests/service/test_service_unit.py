@@ -234,7 +234,7 @@ def verify(text: str, folder: Path) -> str:
     assert VERIFY is not None
     path = folder / "sglang-k26.service"
     path.write_text(text)
-    done = subprocess.run([VERIFY, "verify", path], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([VERIFY, "verify", path], capture_output=True, timeout=300, check=False)
     said = (done.stdout + done.stderr).decode("utf-8", "replace")
     return "\n".join(line for line in said.splitlines() if re.search(r"sglang-k26\.service", line))
 

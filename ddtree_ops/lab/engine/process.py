@@ -86,7 +86,7 @@ class EngineProcess:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0]) if children else None
 
-    def wait_for(self, pattern: str, *, count: int = 1, timeout: float = 30.0) -> str:
+    def wait_for(self, pattern: str, *, count: int = 1, timeout: float = 120.0) -> str:
         """Wait until the log holds ``count`` matches; the last of them.
 
         :param timeout: seconds.
@@ -103,12 +103,12 @@ class EngineProcess:
                 raise LabError(f"no {pattern!r} in the log of the lab engine: {why}\n{self.log[-2000:]}")
             time.sleep(0.02)
 
-    def wait_ready(self, timeout: float = 30.0) -> EngineProcess:
+    def wait_ready(self, timeout: float = 120.0) -> EngineProcess:
         """Wait for ``The server is fired up``; the engine itself."""
         self.wait_for("The server is fired up and ready to roll!", timeout=timeout)
         return self
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = 120.0) -> int:
         """Wait for the end; the exit status, negative for a signal."""
         return self.process.wait(timeout)
 
