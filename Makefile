@@ -1,10 +1,10 @@
 # make setup     a virtual environment with everything for development
 # make demo      set everything up and show the main job on lab hosts
 # make test      set up, lint, run all tests
-# make test-real the real sglang 0.5.11 with DDTREE on a CPU (installs torch and sglang: 1.4 GB)
+# make test-real the real sglang 0.5.11 with DDTREE on a CPU (torch, triton, sglang: 2 GB in .venv-real)
 # make lint      ruff, mypy, layers
 # make lab-down  power the lab hosts off
-# make clean     remove the virtual environment and caches
+# make clean     remove the virtual environments and caches
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,12 +12,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 
 REAL   ?= .venv-real
-RSTAMP := $(REAL)/.ready
-NEEDS  := tests/ddtree/cpu/requirements.txt tests/ddtree/cpu/requirements-sglang.txt
-TORCH_INDEX ?=
+export TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real lint lab-down clean
+.PHONY: help setup demo test test-real collected lint lab-down clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -36,20 +34,21 @@ demo:
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/ddtree-ops demo
 
+# While the linters run, all tests are read once: what is compiled of them and of the commands then is kept, and each
+# worker would do it again. PYTHONDONTWRITEBYTECODE, where it is set, would have every command that a test starts do so.
 test:
 	@PYTHON=$(PYTHON) sh tools/system-packages.sh test
-	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint collected
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-$(RSTAMP): $(NEEDS)
-	@test -x $(REAL)/bin/python || $(PYTHON) -m venv $(REAL)
-	@echo "installing torch (CPU) and sglang 0.5.11 into $(REAL) with pip: 1.4 GB; the first time this takes a minute or more"
-	$(REAL)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/ddtree/cpu/requirements.txt
-	$(REAL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/ddtree/cpu/requirements-sglang.txt
-	@touch $@
+collected: setup
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq >$(VENV)/collected.txt 2>&1 || { cat $(VENV)/collected.txt; exit 1; }
 
 # sglang and torch warn while they are imported: their warnings are shown, not errors
-test-real: $(RSTAMP)
+test-real:
+	@PYTHON=$(PYTHON) DDTREE_OPS_SKIP_LAB=1 sh tools/system-packages.sh
+	@$(PYTHON) tests/ddtree/cpu/install.py $(REAL)
 	$(REAL)/bin/python -m pytest -W default --confcutdir tests/ddtree -m real tests/ddtree
 
 lint: setup

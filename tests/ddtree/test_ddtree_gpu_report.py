@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
 
 import ddtree_gpu
 import evidence
+import make_site
 import report
 import servers
 
@@ -122,6 +125,26 @@ def test_a_step_is_timed_only_between_lines_of_the_same_batch() -> None:
     log = decode(4, 1.0) + decode(4, 1000.0) + decode(2, 9.0) + decode(4, 2.0) + decode(4, 800.0, "2.00")
     assert evidence.step_times(log, 4) == pytest.approx([4.0, 10.0])
     assert evidence.step_times(log, 2) == []
+
+
+def test_a_prefill_ends_a_round_and_no_round_counts_the_time_before_it() -> None:
+    log = (
+        decode(4, 1.0)
+        + decode(4, 1000.0)
+        + "x Prefill batch, #new-seq: 4\n"
+        + decode(4, 9.0)
+        + decode(4, 800.0)
+    )
+    assert evidence.step_rounds(log, 4) == [pytest.approx([4.0]), pytest.approx([5.0])]
+    assert evidence.step_times(log, 4) == pytest.approx([4.0, 5.0])
+    assert evidence.step_rounds(log, 1) == []
+
+
+def test_a_spread_is_of_percentiles_so_that_one_outlier_is_none() -> None:
+    assert evidence.spread([float(number) for number in range(11)]) == (1.0, 5.0, 9.0)
+    assert evidence.spread([5.0] * 15 + [500.0]) == (5.0, 5.0, 5.0)
+    with pytest.raises(ValueError, match="no samples"):
+        evidence.spread([])
 
 
 def test_graphs_captured_target_first() -> None:
@@ -379,18 +402,58 @@ def test_command_lines_hold_what_a_server_is_asked_to_be(run: ddtree_gpu.Experim
     assert "--speculative-ddtree-budget 16 --speculative-ddtree-topk-cap 4" in line
     assert "--cuda-graph-bs 1 2 4" in line
     assert "--speculative" not in " ".join(run.server("plain").arguments(run.site))
-    patched = run.site.environment(True, "bfloat16", {})["PYTHONPATH"].split(":")
+    patched = run.site.environment(True, {})["PYTHONPATH"].split(":")
     assert patched == [str(run.site.plugin), str(run.site.patched), str(run.site.packages)]
-    assert str(run.site.patched) not in run.site.environment(False, "bfloat16", {})["PYTHONPATH"]
+    assert str(run.site.patched) not in run.site.environment(False, {})["PYTHONPATH"]
 
 
 def test_the_grid_holds_every_budget_and_topk_once() -> None:
-    first = [(32, 8), (64, 8), (7, 1)]
-    grid = first + [row[:2] for row in (*ddtree_gpu.GRID_FIRST, *ddtree_gpu.GRID_LAST)]
-    assert sorted(grid) == sorted((budget, topk) for budget in (7, 8, 16, 32, 64) for topk in (1, 4, 8))
-    assert all(
-        pair == "random" for _, topk, pair in (*ddtree_gpu.GRID_FIRST, *ddtree_gpu.GRID_LAST) if topk == 1
+    assert ddtree_gpu.GRID[0] == (32, 8, "lower")
+    assert sorted(row[:2] for row in ddtree_gpu.GRID) == [
+        (budget, topk) for budget in (7, 8, 16, 32, 64) for topk in (1, 4, 8)
+    ]
+    assert all(pair == "random" for _, topk, pair in ddtree_gpu.GRID if topk == 1)
+
+
+def test_a_smaller_grid_is_asked_for_by_name_and_what_it_leaves_out_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--site", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert len(ddtree_gpu.parse(common).grid) == 15
+    args = ddtree_gpu.parse([*common, "--grid", "16-4,7-1"])
+    assert args.grid == [(32, 8), (7, 1), (16, 4)]
+    run = ddtree_gpu.Experiment(args)
+    run.site = None  # type: ignore[assignment]
+    run.out.mkdir()
+    run.check("equality", "seen", True)
+    run.write()
+    result = recorded(run)
+    assert result["grid"] == ["32-8", "7-1", "16-4"]
+    assert result["verdicts"]["equality"] == "pass"
+    assert len(result["parts"]["equality"]["not_asked"]) == 12
+    assert "not asked for: 64-8, 8-8," in report.render(result)
+    with pytest.raises(SystemExit):
+        ddtree_gpu.parse([*common, "--grid", "32-8,33-8"])
+    assert "not in the grid: 33-8" in capsys.readouterr().err
+
+
+def test_a_detached_run_is_asked_for_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    class Child:
+        pid = 7
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            seen.append(command)
+
+    monkeypatch.setattr(ddtree_gpu.subprocess, "Popen", Child)
+    args = ddtree_gpu.parse(
+        ["--site", str(tmp_path), "--out", str(tmp_path / "o"), "--grid", "7-1", "--only", "env", "--detach"]
     )
+    ddtree_gpu.detach(args)
+    again = ddtree_gpu.parse(seen[0][2:])
+    args.detach = False
+    assert again == args
 
 
 def test_logs_are_packed_without_machine_paths(run: ddtree_gpu.Experiment) -> None:
@@ -419,7 +482,7 @@ def test_the_models_of_a_run_are_all_made(tmp_path: Path, size: str) -> None:
     maker, script = here / "cpu" / "make_models.py", here.parents[1] / "benchmarks" / "gpu" / "tiny_models.py"
     subprocess.run([sys.executable, str(script), str(maker), str(tmp_path / "m"), "8", size], check=True)
     made = {path.name for path in (tmp_path / "m").iterdir()}
-    pairs = {row[2] for row in (*ddtree_gpu.GRID_FIRST, *ddtree_gpu.GRID_LAST)} | {"top", "real"}
+    pairs = {row[2] for row in ddtree_gpu.GRID} | {"top", "real"}
     assert {name for pair in pairs for name in (pair, f"{pair}-draft")} <= made
     assert json.loads((tmp_path / "m" / "random-draft" / "config.json").read_text())["block_size"] == 8
     lower, other = (load(tmp_path / "m" / name / "model.safetensors") for name in ("lower", "random"))
@@ -445,7 +508,7 @@ def test_tables_show_missing_numbers_and_escape_bars() -> None:
 
 def test_a_report_names_failures_and_figures(run: ddtree_gpu.Experiment) -> None:
     run.check("equality", "ddtree-32-8: batch 3 equals plain greedy", False, {})
-    tie = {"gap_nats": 0.0625}
+    tie = {"request": 3, "place": 5, "plain": 8, "other": 13, "gap_nats": 0.0625}
     run.parts["equality"]["servers"] = {
         "ddtree-32-8": {
             "phases": {"batch 3": {"near_ties": [tie]}},
@@ -463,7 +526,8 @@ def test_a_report_names_failures_and_figures(run: ddtree_gpu.Experiment) -> None
     assert "| equality | fail | 0 of 1 | ddtree-32-8: batch 3 equals plain greedy | - |" in text
     assert "| ddtree-32-8 | - | 24 | 22 | 1 | 0.0625 | 1 | 2.9 | [1, 2, 4] |" in text
     assert "| dflash | - | not finished |" in text
-    assert "| 1 | 32 | 6.0 | 1.5 | - |" in text
+    assert "| prompt 3, token 5 | 8 | 13 | 0.0625 | 1 | 1 |" in text
+    assert "| 1 | 32 | 6.0 | 1.5 | - | - | - |" in text
 
 
 def test_a_report_goes_between_the_marks_of_a_page_and_nowhere_else() -> None:
@@ -475,9 +539,85 @@ def test_a_report_goes_between_the_marks_of_a_page_and_nowhere_else() -> None:
         report.insert("nothing", "new")
 
 
+RECORDED = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
+
+
 def test_the_recorded_evidence_is_what_the_page_shows() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "evidence"
-    page = (folder / "README.md").read_text()
-    result = folder / "h200" / "result.json"
-    text = report.render(json.loads(result.read_text())) if result.exists() else "Not recorded yet."
+    page = (RECORDED.parent / "README.md").read_text()
+    text = report.render(
+        json.loads((RECORDED / "result.json").read_text()), report.read_logs(RECORDED / "logs.tar.xz")
+    )
     assert report.insert(page, text) == page
+
+
+def test_the_recorded_evidence_names_no_machine() -> None:
+    texts = report.read_logs(RECORDED / "logs.tar.xz")
+    assert {"crash", "refused", "run", "plain", "real-none"} <= set(texts)
+    texts |= {path.name: path.read_text() for path in RECORDED.iterdir() if path.suffix != ".xz"}
+    assert "crash.log" in texts
+    for name, text in texts.items():
+        assert not re.findall(r"(?<![\w.])/(?:home|mnt|opt|root|srv|tmp|usr|var|work)/[^\s'\"]*", text), name
+        assert set(re.findall(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])", text)) <= {"127.0.0.1"}, name
+
+
+def test_the_recorded_checks_are_as_the_page_says() -> None:
+    result = json.loads((RECORDED / "result.json").read_text())
+    failed = {
+        check["name"]: check["seen"]["error"]
+        for part in result["parts"].values()
+        for check in part["checks"]
+        if not check["passed"]
+    }
+    assert sorted(failed) == ["ddtree-32-8-float32: no error", "float32 reference: no error"]
+    assert all("rmsnorm" in error and "data type Float" in error for error in failed.values())
+    compared = result["parts"]["equality"]["servers"]
+    grid = {f"ddtree-{budget}-{topk}" for budget, topk, _ in ddtree_gpu.GRID}
+    assert grid <= set(compared)
+    assert all(compared[name]["totals"]["requests"] == 88 for name in grid)
+    assert not any(row["totals"]["mismatches"] for row in compared.values())
+    gaps = [
+        tie["gap_nats"]
+        for row in compared.values()
+        for phase in row["phases"].values()
+        for tie in phase["near_ties"]
+    ]
+    assert len(gaps) == 130
+    assert max(gaps) < 0.034
+    for name in grid:
+        batch = compared[name]["phases"]["batch 3"]["decode_lines_by_batch"]
+        assert batch["graph"]["3"] >= 10
+        assert not batch["eager"]
+        assert compared[name]["graphs_captured"] == [[1, 2, 4], [1, 2, 4]]
+
+
+# -- the site -------------------------------------------------------------------------------------------------------
+
+
+def test_every_wheel_of_the_site_is_pinned() -> None:
+    wanted = make_site.requirements()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", one) for one in wanted)
+    assert {"sglang==0.5.11", "sglang-kernel==0.4.2"} <= set(wanted)
+    names = [one.split("==")[0] for one in wanted]
+    assert len(set(names)) == len(names)
+    seen = json.loads((RECORDED / "result.json").read_text())["parts"]["env"]["seen"]["packages"]
+    assert {f"{name}=={seen[name]}" for name in seen if name not in ("torch", "triton")} <= set(wanted)
+
+
+def test_wheels_are_unpacked_but_for_what_another_gpu_needs(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name, members in (
+        ("a-1-py3-none-any.whl", ["a/__init__.py"]),
+        (
+            "k-1-py3-none-any.whl",
+            ["sgl_kernel/sm90/x.so", "sgl_kernel/sm100/x.so", "sgl_kernel/flash_ops.so"],
+        ),
+    ):
+        with zipfile.ZipFile(wheels / name, "w") as archive:
+            for member in members:
+                archive.writestr(member, "x")
+    make_site.unpack(wheels, tmp_path / "site")
+    found = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.*")}
+    assert found == {"a/__init__.py", "sgl_kernel/sm90/x.so"}
+    make_site.unpack(wheels, tmp_path / "whole", ())
+    assert (tmp_path / "whole" / "sgl_kernel" / "sm100" / "x.so").exists()
