@@ -1,10 +1,10 @@
 """DDTREE on one GPU with the real sglang 0.5.11: the crash, the cure, equality, leaks, speed, cost. One run, one JSON.
 
-    python3 benchmarks/gpu/ddtree_gpu.py --site DIR|TAR --out DIR [--limit 1100] [--only PART,...] [--device cuda|cpu]
+    python3 benchmarks/gpu/ddtree_gpu.py --site DIR|TAR --out DIR [--limit 1100] [--only PART,...] [--grid 32-8,...]
 
 SITE is a folder, or an archive of one, with the RELEASED sglang 0.5.11 and what it needs for this machine's Python and
-torch. The patch of ``patches/sglang-0.5.11`` is applied here to a copy of it, and ``ddtree_sglang`` is put beside, as
-the bundle does it. Nothing else than the standard library, torch and SITE is needed.
+torch (``make_site.py`` packs it). The patch of ``patches/sglang-0.5.11`` is applied here to a copy of it, and
+``ddtree_sglang`` is put beside, as the bundle does it. Nothing else than the standard library, torch and SITE is needed.
 
 Parts, the least important last:
 
@@ -17,12 +17,20 @@ Parts, the least important last:
     cost      the tree step as a share of a decode step, by CUDA graph and kernel by kernel
     real      step times on dummy weights of the shape of Qwen3-8B, and the accept lengths that break even
 
+Outputs are compared in bfloat16, by a rule for near ties. float32 would need none, but sglang 0.5.11 does not start with
+it on CUDA: the ``rmsnorm`` of sglang-kernel 0.4.2 has no float32 kernel ("failed to dispatch data type Float", recorded in
+``docs/evidence/h200``). Equality token by token in float32 is shown on the CPU, by ``make test-real``.
+
+``--only env,crash,equality,soak --grid 32-8,64-8,7-1,16-4 --limit 330`` is the short run. ``--device cpu`` tries the
+script without a GPU.
+
 Servers are started several at a time, since a start waits for one core. Every time is taken while ONE server is asked
 and none is starting; the others that are up then are idle and take no time of the GPU. Outputs are compared while the
 next servers start.
 
-Writes OUT/result.json after every step, OUT/logs.tar.xz (machine paths replaced), crash.log, refused.log and run.log. Whatever ran out of
-time or could not be tried is listed as ``not_run``; no part passes without all of its checks.
+Writes OUT/result.json after every step, OUT/logs.tar.xz (machine paths replaced), crash.log, refused.log and run.log.
+Whatever ran out of time or could not be tried is listed as ``not_run``, and its part does not pass; what was not asked for
+is listed under ``not_asked``.
 
 ``--detach`` runs it in a session of its own, so that it outlives the command that started it; ``--wait SECONDS``
 follows such a run and returns when it is done (exit status as the run's) or the seconds are over (75).
@@ -143,6 +151,7 @@ class Experiment:
             "limit_s": args.limit,
             "block_size": self.block,
             "device": args.device,
+            "grid": [f"{budget}-{topk}" for budget, topk in args.grid],
             "timing": (
                 "Times are taken while one server is asked and none is starting. Other servers that are up are idle "
                 "(--sleep-on-idle) and take no time of the GPU. The tree step alone is timed before the first server is "
@@ -182,6 +191,9 @@ class Experiment:
     def write(self) -> None:
         """The JSON as of now, by rename."""
         with self.lock:
+            others = [f"{budget}-{topk}" for budget, topk, _ in GRID if (budget, topk) not in self.args.grid]
+            if others:
+                self.parts["equality"]["not_asked"] = others
             for name, part in self.parts.items():
                 part["verdict"] = verdict(part["checks"])
                 if part["verdict"] == "pass" and part["not_run"]:
@@ -1069,26 +1081,22 @@ class Experiment:
         timed = self.tree_server(32, 8, name="times-graph", env=on)
         eager = self.tree_server(32, 8, name="times-eager", env=off)
         main_top = self.tree_server(32, 8, "top", name="ddtree-32-8-top")
-        single = self.server("plain-float32", dtype="float32")
-        single_tree = self.tree_server(32, 8, name="ddtree-32-8-float32", dtype="float32")
-        wide = self.tree_server(64, 8)
-        chain = self.tree_server(7, 1, "random")
+        grid = [row for row in GRID[1:] if row[:2] in self.args.grid]
+        near = [self.tree_server(*row) for row in grid[:4]]
         spare = self.tree_server(32, 8, name="ddtree-32-8-unpadded", graphs=(1, 2, 3, 4))
         second = self.some(
             (timed, ("cost",)),
             (eager, ("cost",)),
             (main_top, ("speed", "equality")),
-            (wide, ("equality",)),
-            (chain, ("equality",)),
-            (single, ("equality",)),
-            (single_tree, ("equality",)),
+            *((server, ("equality",)) for server in near),
             (spare, () if self.padded else ("equality", "soak")),
         )
-        if self.room(150, "cost", "second wave of servers"):
+        if self.left() >= (150 if self.wanted("cost", "speed") else 90):
             self.launch(second)
         else:
             for part, what in (
-                ("equality", "float32; 64-8, 7-1 and the other target's texts"),
+                ("equality", "the other target's texts, " + " ".join(server.name for server in near)),
+                ("cost", "the tiny models"),
                 ("speed", main_top.name),
             ):
                 if self.wanted(part):
@@ -1112,19 +1120,17 @@ class Experiment:
                 self.attempt("cost", server.name, self.cost, server, (1, 4), 400, needs_s=40)
         self.stop(timed, eager)
 
-        # third wave: the rest of the grid that is wanted at least
-        third = [self.tree_server(budget, topk, pair) for budget, topk, pair in GRID_FIRST]
-        third = third if self.wanted("equality") else []
-        if not self.room(200, "equality", "budgets 7, 8, 16 at topk 8, topk 1 and 4 at budget 32"):
+        # third wave; the second is compared meanwhile
+        third = [self.tree_server(*row) for row in grid[4:10]] if self.wanted("equality") else []
+        if third and not self.room(200, "equality", " ".join(server.name for server in third)):
             third = []
         self.launch(third)
-        if second:
-            self.attempt("equality", "float32 reference", self.make_reference, "float32", single)
-            self.attempt("equality", single_tree.name, self.compare, single_tree, "float32")
-            self.attempt("equality", wide.name, self.compare, wide, "lower")
-            self.attempt("equality", chain.name, self.compare, chain, "lower")
+        for server in near:
+            if server in second:
+                self.attempt("equality", server.name, self.compare, server, "lower")
+        if main_top in second:
             self.attempt("equality", main_top.name, self.compare, main_top, "top", True)
-        self.stop(single, single_tree, wide, chain, main_top, top)
+        self.stop(*near, main_top, top)
         self.wait(third)
 
         # fourth wave: dummy weights; the third is compared meanwhile
@@ -1170,9 +1176,8 @@ class Experiment:
         self.stop(*rest)
         self.attempt("real", "break-even", self.real_end)
 
-        last = [self.tree_server(budget, topk, pair) for budget, topk, pair in GRID_LAST]
-        last = last if self.wanted("equality") else []
-        if not self.room(150, "equality", f"the rest of the grid: {GRID_LAST}"):
+        last = [self.tree_server(*row) for row in grid[10:]] if self.wanted("equality") else []
+        if last and not self.room(150, "equality", " ".join(server.name for server in last)):
             last = []
         self.launch(last)
         self.wait(last)
@@ -1233,15 +1238,16 @@ class Experiment:
         self.attempt("real", "break-even", self.real_end)
 
 
-GRID_FIRST = (
+GRID = (
+    (32, 8, "lower"),
+    (64, 8, "lower"),
+    (7, 1, "random"),
     (8, 8, "lower"),
     (16, 8, "lower"),
     (7, 8, "random"),
     (32, 4, "lower"),
     (32, 1, "random"),
     (64, 4, "random"),
-)
-GRID_LAST = (
     (16, 4, "lower"),
     (64, 1, "random"),
     (8, 4, "random"),
@@ -1249,8 +1255,8 @@ GRID_LAST = (
     (7, 4, "lower"),
     (8, 1, "random"),
 )
-"""(budget, topk cap, pair). With topk 1 only the drafter's first choice can be accepted, and ``lower``'s is never right,
-so that ``random`` is taken there. 32-8, 64-8 and 7-1 run before these."""
+"""(budget, topk cap, pair), the most wanted first; the first is the main server of a run. With topk 1 only the drafter's
+first choice can be accepted, and ``lower``'s is never right, so that ``random`` is taken there."""
 
 
 def accepted(answers: Sequence[Answer]) -> float | None:
@@ -1356,6 +1362,7 @@ def detach(args: argparse.Namespace) -> None:
     ]
     command += ["--limit", str(args.limit), "--only", ",".join(args.only), "--device", args.device]
     command += ["--seed", str(args.seed), "--soak", str(args.soak), "--revision", args.revision]
+    command += ["--grid", ",".join(f"{budget}-{topk}" for budget, topk in args.grid)]
     command += ["--port", str(args.port), "--start-limit", str(args.start_limit)]
     with (args.out / "run.log").open("wb") as log:
         child = subprocess.Popen(
@@ -1391,6 +1398,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder for trees, models, logs (default: OUT/work)")
     parser.add_argument("--limit", type=float, default=1100, help="seconds for everything")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, by comma: " + ",".join(PARTS))
+    parser.add_argument(
+        "--grid",
+        default=",".join(f"{budget}-{topk}" for budget, topk, _ in GRID),
+        help="budgets and topk caps that are compared, as 32-8,7-1 (32-8 always is)",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seed", type=int, default=5, help="of the mixed requests")
     parser.add_argument("--soak", type=int, default=300, help="mixed requests")
@@ -1404,6 +1416,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     unknown = sorted(set(args.only) - set(PARTS))
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    pairs = {f"{budget}-{topk}": (budget, topk) for budget, topk, _ in GRID}
+    asked = ["32-8", *(pair for pair in args.grid.split(",") if pair)]
+    strange = sorted(set(asked) - set(pairs))
+    if strange:
+        parser.error(f"not in the grid: {', '.join(strange)}; it holds {', '.join(pairs)}")
+    args.grid = [pair for name, pair in pairs.items() if name in asked]
     args.out = args.out.resolve()
     args.work = (args.work or args.out / "work").resolve()
     if args.site is not None:

@@ -23,6 +23,8 @@ __all__ = [
     "judge",
     "mask_machine",
     "running_sizes",
+    "spread",
+    "step_rounds",
     "step_times",
     "tail",
     "times_lines",
@@ -50,6 +52,7 @@ _DECODE = re.compile(
     r"Decode batch, #running-req: (?P<running>\d+).*?(?:accept len: (?P<accept>[\d.]+).*?)?"
     r"cuda graph: (?P<graph>True|False), gen throughput \(token/s\): (?P<rate>[\d.]+)"
 )
+_PREFILL = re.compile(r"^.*Prefill batch.*$", re.MULTILINE)
 _TIMES = re.compile(r"DDTREE times: (?P<rest>.*)")
 _PAIR = re.compile(r"(\w+)=([\d.]+)")
 _CAPTURE = re.compile(r"Capture cuda graph bs \[([\d, ]+)\]")
@@ -227,18 +230,38 @@ def running_sizes(log: str) -> dict[str, dict[str, int]]:
     return seen
 
 
-def step_times(log: str, batch: int) -> list[float]:
-    """Milliseconds of a decode step, one for each ``Decode batch`` line with ``batch`` running requests.
+def step_rounds(log: str, batch: int) -> list[list[float]]:
+    """Milliseconds of a decode step, one for each ``Decode batch`` line with ``batch`` running requests, by round.
 
     A line gives the tokens per second since the line before, and the tokens of a step are the requests times the
-    accept length. The first line of every run of such lines is left out: its interval began before.
+    accept length. A round is a run of such lines without a prefill or another batch size between. Its first line is left
+    out: the interval of that began before the round. Rounds without another are left out, too.
     """
-    times, last = [], 0
-    for line in decode_lines(log):
-        if line["running"] == batch == last and line["tokens_per_s"] > 0:
-            times.append(1000 * batch * line["accept"] / line["tokens_per_s"])
-        last = line["running"]
-    return times
+    rounds: list[list[float]] = []
+    for piece in _PREFILL.split(log):
+        last = 0
+        for line in decode_lines(piece):
+            if line["running"] == batch and line["tokens_per_s"] > 0:
+                if last != batch:
+                    rounds.append([])
+                else:
+                    rounds[-1].append(1000 * batch * line["accept"] / line["tokens_per_s"])
+            last = line["running"]
+    return [one for one in rounds if one]
+
+
+def step_times(log: str, batch: int) -> list[float]:
+    """The times of all rounds of :func:`step_rounds`, in milliseconds."""
+    return [ms for one in step_rounds(log, batch) for ms in one]
+
+
+def spread(samples: Sequence[float]) -> tuple[float, float, float]:
+    """The tenth percentile, the median and the ninetieth. Raises ValueError without samples."""
+    if not samples:
+        raise ValueError("no samples")
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return ordered[round(0.1 * last)], statistics.median(ordered), ordered[round(0.9 * last)]
 
 
 def times_lines(log: str) -> list[dict[str, float]]:

@@ -3,22 +3,46 @@
     python3 benchmarks/gpu/report.py docs/evidence/h200/result.json [--into docs/evidence/README.md]
 
 Prints them, or puts them between the two marks of a page. Every number comes from the JSON that ``ddtree_gpu.py``
-wrote; what was not run is listed as such.
+wrote, or from the ``logs.tar.xz`` beside it, where that is there: the spread of times over the servers' log lines. What was
+not run is listed as such.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BEGIN", "END", "insert", "render", "table"]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from evidence import spread, step_rounds, times_lines
+
+__all__ = ["BEGIN", "END", "insert", "read_logs", "render", "table"]
 
 BEGIN, END = "<!-- report: begin -->", "<!-- report: end -->"
 """The marks between which :func:`insert` puts a report."""
+LEAST = 8
+"""Log lines below which a round is too short to be shown: the warm-up."""
+Logs = Mapping[str, str]
+
+
+def read_logs(archive: Path) -> dict[str, str]:
+    """Text of every ``logs/NAME.log`` of an archive, by name; empty where there is no archive."""
+    if not archive.exists():
+        return {}
+    texts = {}
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            stream = tar.extractfile(member)
+            if stream is not None:
+                texts[Path(member.name).stem] = stream.read().decode(errors="replace")
+    return texts
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -63,6 +87,8 @@ def _verdicts(result: Mapping[str, Any]) -> str:
         checks = part.get("checks", [])
         failed = [check["name"] for check in checks if check["passed"] is not True]
         left = [f"{row['what']}: {row['why']}" for row in part.get("not_run", [])]
+        if part.get("not_asked"):
+            left.append("not asked for: " + ", ".join(part["not_asked"]))
         passed = f"{len(checks) - len(failed)} of {len(checks)}"
         rows.append((name, part["verdict"], passed, "; ".join(failed) or None, "; ".join(left) or None))
     return table(("part", "verdict", "checks passed", "failed", "not run"), rows)
@@ -108,7 +134,26 @@ def _equality(part: Mapping[str, Any], servers: Mapping[str, Any]) -> str:
         *("server", "dtype", "requests", "equal", "near ties", "widest gap (nats)", "mismatches"),
         *("accept length", "graphs"),
     )
-    return table(head, rows)
+    return table(head, rows) + _ties(part)
+
+
+def _ties(part: Mapping[str, Any]) -> str:
+    """Where the near ties were: a place that several servers and batch sizes met is one row."""
+    seen: Counter[tuple[Any, ...]] = Counter()
+    servers: dict[tuple[Any, ...], set[str]] = {}
+    for name, row in part.get("servers", {}).items():
+        for phase, outcome in row["phases"].items():
+            for tie in outcome["near_ties"]:
+                what = "second turn" if phase == "prefix hits" else "prompt"
+                place = f"{what} {tie.get('request')}, token {tie.get('place')}"
+                key = (place, tie.get("plain"), tie.get("other"), tie["gap_nats"])
+                seen[key] += 1
+                servers.setdefault(key, set()).add(name)
+    if not seen:
+        return ""
+    rows = [(*key, len(servers[key]), count) for key, count in seen.most_common()]
+    head = ("place", "plain says", "the other says", "gap (nats)", "servers", "times")
+    return f"\n\nAll {seen.total()} near ties are at {len(seen)} places:\n\n" + table(head, rows)
 
 
 def _soak(part: Mapping[str, Any]) -> str:
@@ -198,15 +243,102 @@ def _cost(part: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
-def _real(part: Mapping[str, Any]) -> str:
+def _spread(samples: Sequence[float], unit: float = 1) -> str:
+    """``median (tenth to ninetieth percentile)``."""
+    low, middle, high = (value * unit for value in spread(samples))
+    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+
+
+def _cost_spread(part: Mapping[str, Any], logs: Logs) -> str:
+    """Times of phases and shares of a step over the log lines of each server."""
+    rows = []
+    for name, row in part.get("servers", {}).items():
+        lines = times_lines(logs.get(name, ""))
+        for batch in row["batches"]:
+            kept = [line for line in lines if abs(line.get("bs", 0) - int(batch)) < 0.01]
+            # the very first line of a server holds what is done once
+            kept = [line for line in kept if line is not lines[0] and line.get("step")]
+            if not kept:
+                continue
+            phases = (
+                _spread([line[phase] for line in kept]) for phase in ("build", "verify", "commit", "step")
+            )
+            shares = (
+                _spread([line[phase] / line["step"] for line in kept], 100) for phase in ("build", "tree")
+            )
+            by = "graph" if row["tree_graph"] else "kernel by kernel"
+            rows.append((name, by, batch, len(kept), *phases, *shares))
+    if not rows:
+        return ""
+    head = ("server", "tree by", "batch", "lines", "build ms", "verify ms", "commit ms", "step ms")
+    head = (*head, "build / step, %", "tree / step, %")
+    return (
+        "\n\nThe spread over log lines, each the mean of 10 steps: median (tenth to ninetieth percentile).\n\n"
+        + table(head, rows)
+    )
+
+
+def _rounds(part: Mapping[str, Any], logs: Logs) -> dict[str, dict[str, list[list[float]]]]:
+    """Times of a step in milliseconds, by server, batch size and round."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for name, row in part.get("servers", {}).items():
+        for batch in row["batches"]:
+            rounds = step_rounds(logs.get(row["server"], ""), int(batch))
+            found.setdefault(name, {})[batch] = [one for one in rounds if len(one) >= LEAST]
+    return found
+
+
+def _between(ours: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> str | None:
+    """Least and greatest ratio of the rounds' medians."""
+    if not ours or not base:
+        return None
+    over = [statistics.median(one) for one in ours]
+    under = [statistics.median(one) for one in base]
+    return f"{min(over) / max(under):.2f} to {max(over) / min(under):.2f}"
+
+
+def _real(part: Mapping[str, Any], logs: Logs) -> str:
+    rounds = _rounds(part, logs)
+    wide = max((len(one) for row in rounds.values() for one in row.values()), default=0)
     rows = [
-        (name, batch, _of(seen["step_ms"]), _of(seen["client_step_ms"]))
+        (
+            name,
+            batch,
+            _of(seen["step_ms"]),
+            _of(seen["client_step_ms"]),
+            *(
+                f"{_spread(one)}, n={len(one)}"
+                for one in [*rounds[name][batch], *[[]] * (wide - len(rounds[name][batch]))]
+                if one
+            ),
+        )
         for name, row in part.get("servers", {}).items()
         for batch, seen in row["batches"].items()
     ]
-    text = table(("server", "batch", "step (ms)", "step by the client's clock (ms)"), rows)
+    head: tuple[str, ...] = ("server", "batch", "step (ms)", "step by the client's clock (ms)")
+    text = ""
+    if wide:
+        head += tuple(f"round {number + 1} (ms)" for number in range(wide))
+        text = (
+            "A round is one answer to each request of the batch, without its first log line, which counts the prefill and "
+            "what was between the rounds (in `step (ms)` it is the greatest): median (tenth to ninetieth percentile).\n\n"
+        )
+    text += table(head, rows)
     even = [
-        (row["batch"], row["budget"], row["step_ms"], row["over_none"], row["over_dflash"])
+        (
+            *(row["batch"], row["budget"], row["step_ms"]),
+            *(
+                value
+                for base in ("none", "dflash")
+                for value in (
+                    row[f"over_{base}"],
+                    _between(
+                        rounds.get(f"ddtree-{row['budget']}", {}).get(str(row["batch"]), []),
+                        rounds.get(base, {}).get(str(row["batch"]), []),
+                    ),
+                )
+            ),
+        )
         for row in part.get("break_even", [])
     ]
     head = (
@@ -214,17 +346,26 @@ def _real(part: Mapping[str, Any]) -> str:
         "budget",
         "step (ms)",
         "wins over none above",
+        "by rounds",
         "wins over DFLASH above, times its accept length",
+        "by rounds",
     )
     return text + "\n\n" + table(head, even)
 
 
-def render(result: Mapping[str, Any]) -> str:
-    """The whole report of a result, as Markdown."""
+def render(result: Mapping[str, Any], logs: Logs | None = None) -> str:
+    """The whole report of a result, as Markdown; ``logs`` (:func:`read_logs`) add the spread of times."""
+    logs = logs or {}
     parts, servers = result["parts"], result.get("servers", {})
 
     def equality(part: Mapping[str, Any]) -> str:
         return str(result.get("near_tie_rule", "")) + "\n\n" + _equality(part, servers)
+
+    def cost(part: Mapping[str, Any]) -> str:
+        return _cost(part) + _cost_spread(part, logs)
+
+    def real(part: Mapping[str, Any]) -> str:
+        return _real(part, logs)
 
     sections: list[tuple[str, str, Callable[[Mapping[str, Any]], str]]] = [
         ("crash", "The crash", _crash),
@@ -232,8 +373,8 @@ def render(result: Mapping[str, Any]) -> str:
         ("soak", "Mixed requests", _soak),
         ("speed", "Accept length and tokens/s, tiny models", _speed),
         ("tree", "The tree step alone", _tree),
-        ("cost", "The tree step as a share of a decode step", _cost),
-        ("real", "Dummy weights of the shape of Qwen3-8B", _real),
+        ("cost", "The tree step as a share of a decode step", cost),
+        ("real", "Dummy weights of the shape of Qwen3-8B", real),
     ]
     text = ["### The run", _head(result), "### Verdicts", _verdicts(result)]
     for name, title, show in sections:
@@ -258,7 +399,7 @@ def main() -> int:
     parser.add_argument("json", type=Path, help="the result.json of ddtree_gpu.py")
     parser.add_argument("--into", type=Path, help="page whose marked section is replaced")
     args = parser.parse_args()
-    text = render(json.loads(args.json.read_text()))
+    text = render(json.loads(args.json.read_text()), read_logs(args.json.with_name("logs.tar.xz")))
     if args.into is None:
         sys.stdout.write(text)
     else:

@@ -50,7 +50,7 @@ class Site:
     block: int
     names: dict[str, str]
 
-    def environment(self, patched: bool, dtype: str, more: dict[str, str]) -> dict[str, str]:
+    def environment(self, patched: bool, more: dict[str, str]) -> dict[str, str]:
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -70,10 +70,7 @@ class Site:
             own |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         else:
             own |= {"SGLANG_IS_FLASHINFER_AVAILABLE": "false"}
-            own |= {"TRITON_CACHE_DIR": str(self.caches / f"triton-{dtype}")}
-            if dtype == "float32":
-                # triton multiplies float32 as tf32 (10 bits) unless told otherwise
-                own |= {"TRITON_F32_DEFAULT": "tf32x3"}
+            own |= {"TRITON_CACHE_DIR": str(self.caches / "triton")}
         return kept | own | more
 
 
@@ -165,7 +162,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=site.environment(self.patched, self.dtype, self.env),
+                env=site.environment(self.patched, self.env),
                 cwd=site.caches,
                 start_new_session=True,
             )
