@@ -127,7 +127,11 @@ def _flags(a: Any) -> Iterable[str]:
 
 
 def _resolved(a: Any) -> Iterable[str]:
-    """Refusals about values that sglang fills in."""
+    """Refusals about values that sglang fills in.
+
+    The overlap schedule and mixed chunks are no matter of these: under DFLASH's rules, which DDTREE takes, sglang
+    switches both off.
+    """
     block = block_size(a)
     budget = a.speculative_ddtree_budget
     if block < 2:
@@ -150,10 +154,6 @@ def _resolved(a: Any) -> Iterable[str]:
                 "chain: set --attention-backend triton (the drafter may keep another: "
                 "--speculative-draft-attention-backend)"
             )
-    if not a.disable_overlap_schedule:
-        yield "the overlap schedule needs a worker of another kind: add --disable-overlap-schedule"
-    if a.enable_mixed_chunk:
-        yield "mixed chunked prefill is not supported: leave out --enable-mixed-chunk"
 
 
 def refusals(server_args: Any, *, resolved: bool = True) -> list[str]:
@@ -386,8 +386,8 @@ def self_check(faults: list[str], warn: Callable[[str], None]) -> None:
     """
     if not faults:
         return
-    text = "DDTREE self-check failed, nothing is served:\n" + "\n".join(f"  - {line}" for line in faults)
+    listed = "\n".join(f"  - {line}" for line in faults)
     if self_check_skipped():
-        warn(f"{text}\n{SKIP_SELF_CHECK}=1 is set: starting all the same")
+        warn(f"DDTREE self-check failed, starting all the same, as {SKIP_SELF_CHECK}=1 asks:\n{listed}")
         return
-    raise DDTreeError(text)
+    raise DDTreeError(f"DDTREE self-check failed, nothing is served:\n{listed}")

@@ -8,7 +8,7 @@ A step costs one transfer to the host (the accepted paths) and one back (which s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,14 @@ from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 if TYPE_CHECKING:
     from ddtree_sglang.tree import Tree
 
-__all__ = ["DDTreeVerifyInput", "commit_rows", "kernel_walk", "target_tokens", "torch_walk"]
+__all__ = [
+    "DDTreeVerifyInput",
+    "commit_rows",
+    "kernel_walk",
+    "sampling_requests",
+    "target_tokens",
+    "torch_walk",
+]
 
 SAMPLED_ROWS = 128
 """Rows of probabilities over the whole vocabulary sorted at a time: 128 of 160000 take about half a GiB."""
@@ -90,8 +97,20 @@ def kernel_walk(
     return accept_index.to(torch.int64)
 
 
+def sampling_requests(batch: Any) -> list[int]:
+    """Requests of a batch whose tokens are drawn: all that are not greedy, which sglang writes as a top-k of 1.
+
+    Known to the host, request by request: ``is_all_greedy`` is of the batch, and stays False when the last request that
+    sampled has left it.
+    """
+    info = batch.sampling_info
+    if info is None or info.is_all_greedy:
+        return []
+    return [at for at, req in enumerate(batch.reqs) if req.sampling_params.top_k > 1]
+
+
 def target_tokens(
-    logits: torch.Tensor, sampling_info: Any, positions: torch.Tensor, width: int
+    logits: torch.Tensor, sampling_info: Any, positions: torch.Tensor, width: int, sampling: Sequence[int]
 ) -> torch.Tensor:
     """The target's own next token after every node, greedy or sampled.
 
@@ -104,30 +123,33 @@ def target_tokens(
         sampling_info: sglang's ``SamplingBatchInfo`` of the batch, or None.
         positions: int64 [bs * N], for requests with a seed of their own.
         width: N.
+        sampling: the requests that sample, :func:`sampling_requests`. Only their rows are drawn, which sorts the
+            vocabulary for each; the others get the argmax, whoever runs beside them.
 
     Returns:
         int64 [bs, N].
     """
-    if sampling_info is None or sampling_info.is_all_greedy:
+    if not sampling:
         return torch.argmax(logits, dim=-1).view(-1, width)
-
-    request = torch.arange(len(logits), device=logits.device) // width
-    return torch.cat(
-        [
-            _drawn(rows, sampling_info, which, places)
-            for rows, which, places in zip(
-                torch.split(logits, SAMPLED_ROWS),
-                torch.split(request, SAMPLED_ROWS),
-                torch.split(positions, SAMPLED_ROWS),
-                strict=True,
-            )
-        ]
-    ).view(-1, width)
+    rows = torch.arange(len(logits), device=logits.device)
+    everyone = len(sampling) * width == len(logits)
+    if not everyone:
+        chosen = torch.tensor(sampling, dtype=torch.int64).to(logits.device, non_blocking=True)
+        rows = rows.view(-1, width).index_select(0, chosen).view(-1)
+    drawn = torch.cat(
+        [_drawn(logits, sampling_info, piece, width, positions) for piece in torch.split(rows, SAMPLED_ROWS)]
+    )
+    if not everyone:
+        drawn = torch.argmax(logits, dim=-1).index_copy_(0, rows, drawn)
+    return drawn.view(-1, width)
 
 
-def _drawn(logits: torch.Tensor, info: Any, request: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """int64 [n]: one token for each row, drawn as its request (int64 [n]) wants it."""
-    probs = torch.softmax(logits.float() / info.temperatures[request], dim=-1)
+def _drawn(
+    logits: torch.Tensor, info: Any, rows: torch.Tensor, width: int, positions: torch.Tensor
+) -> torch.Tensor:
+    """int64 [n]: one token for each of ``rows`` (int64 [n]) of the logits, drawn as its request wants it."""
+    request, positions = rows // width, positions[rows]
+    probs = torch.softmax(logits.index_select(0, rows).float() / info.temperatures[request], dim=-1)
     seed = None if info.sampling_seed is None else info.sampling_seed[request]
     if info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling:
         drawn = top_k_top_p_min_p_sampling_from_probs_torch(
@@ -235,10 +257,10 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         tree, width = self.tree, int(self.draft_token_num)
         assert tree is not None and self.rows is not None
         candidates = self.draft_token.view(-1, width)
-        sampled = batch.sampling_info is not None and not batch.sampling_info.is_all_greedy
-        predicted = target_tokens(logits, batch.sampling_info, self.positions, width)
+        sampling = sampling_requests(batch)
+        predicted = target_tokens(logits, batch.sampling_info, self.positions, width, sampling)
         shared = self.tp_group is not None and self.tp_group.world_size > 1
-        if shared and (sampled or SYNC_TOKEN_IDS_ACROSS_TP):
+        if shared and (sampling or SYNC_TOKEN_IDS_ACROSS_TP):
             # ranks draw for themselves: one of them decides, as in sglang's sampler
             self.tp_group.broadcast(predicted, src=0)
         walked = (kernel_walk if self.kernel else torch_walk)(

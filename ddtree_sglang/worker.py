@@ -86,6 +86,11 @@ def gather_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Candidates of all ranks: the ``k`` best of the whole vocabulary, and its logsumexp.
 
+    Every rank gets the same bits, though each ran the drafter for itself and may have rounded otherwise: a rank's own
+    logits reach nobody, itself included, but through the gathers, which copy, and what follows is the same kernels on
+    the same numbers. So the trees are equal, as are the target's tokens, which sglang gathers in the same way, and
+    neither is broadcast. (``SYNC_TOKEN_IDS_ACROSS_TP`` of sglang broadcasts the target's tokens all the same.)
+
     Args:
         values, tokens, lse: as :func:`local_candidates` returns them.
         group: sglang's tensor-parallel group.
@@ -367,7 +372,18 @@ class DDTreeWorker(DFlashWorker):
                 self._accepted,
                 self._off_top,
             )
-            times = None if self._times is None else self._times.line()
-            if times is not None:
-                logger.info(times)
+            self._note_times()
         self._steps = self._requests = self._accepted = self._off_top = 0
+
+    def _note_times(self) -> None:
+        """Log ``DDTREE times``. A diagnostic that fails says so and is switched off; the steps go on."""
+        if self._times is None:
+            return
+        try:
+            line = self._times.line()
+        except Exception as error:
+            self._times = None
+            logger.warning("DDTREE times are switched off: %s: %s", type(error).__name__, error)
+            return
+        if line is not None:
+            logger.info(line)

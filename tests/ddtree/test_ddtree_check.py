@@ -43,8 +43,6 @@ GOOD: dict[str, Any] = {
     "speculative_accept_threshold_single": 1.0,
     "speculative_accept_threshold_acc": 1.0,
     "page_size": 1,
-    "disable_overlap_schedule": True,
-    "enable_mixed_chunk": False,
 }
 
 
@@ -90,8 +88,6 @@ def test_the_story_s_arguments_are_taken() -> None:
         ({"tokenizer_worker_num": 4}, "set --tokenizer-worker-num 1"),
         ({"speculative_accept_threshold_acc": 0.9}, "--speculative-accept-threshold-acc"),
         ({"page_size": 64}, "set --page-size 1"),
-        ({"disable_overlap_schedule": False}, "add --disable-overlap-schedule"),
-        ({"enable_mixed_chunk": True}, "leave out --enable-mixed-chunk"),
         ({"backends": ("triton", "trtllm_mla")}, "set --attention-backend triton"),
         ({"backends": ("fa3", "fa3")}, "set --attention-backend triton"),
     ],
@@ -286,8 +282,13 @@ def test_the_self_check_aborts_unless_it_is_to_be_skipped(monkeypatch: pytest.Mo
         check.self_check(["one", "two"], warned.append)
     assert warned == []
     monkeypatch.setenv(check.SKIP_SELF_CHECK, "1")
-    check.self_check(["one"], warned.append)
-    assert "starting all the same" in warned[0]
+    check.self_check(["one", "two"], warned.append)
+    (text,) = warned
+    assert text.startswith("DDTREE self-check failed, starting all the same") and text.endswith(
+        "\n  - one\n  - two"
+    )
+    assert check.SKIP_SELF_CHECK in text
+    assert "nothing is served" not in text, "it is"
 
 
 def wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -53,8 +53,6 @@ for _name, _value in {
     "speculative_accept_threshold_acc": 1.0,
     "speculative_num_draft_tokens": 8,
     "page_size": 1,
-    "disable_overlap_schedule": True,
-    "enable_mixed_chunk": False,
 }.items():
     setattr(Arguments, _name, _value)
 
@@ -232,6 +230,17 @@ def test_sglang_s_other_algorithms_are_as_they_were(pair: SimpleNamespace, real_
     assert algorithm.create_worker(arguments) is DFlashWorker
     assert not SpeculativeAlgorithm.EAGLE.is_dflash() and SpeculativeAlgorithm.NONE.is_none()
     assert len(list(SpeculativeAlgorithm)) == 7
+
+
+@pytest.mark.real
+def test_sglang_switches_off_what_a_step_cannot_take(pair: SimpleNamespace, real_plugin: None) -> None:
+    """DDTREE refuses neither the overlap schedule nor mixed chunks: DFLASH's rules end both, asked for or not."""
+    from sglang.srt.server_args import prepare_server_args
+
+    flagged = ("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", pair.draft)
+    flagged += ("--speculative-ddtree-budget", "8", "--enable-mixed-chunk")
+    arguments = prepare_server_args(launch(pair.target, *flagged))
+    assert arguments.disable_overlap_schedule and not arguments.enable_mixed_chunk
 
 
 @pytest.mark.real

@@ -15,7 +15,13 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed: make test-real", allow_module_level=True)
 
 from ddtree_sglang.tree import build_tree, custom_mask, positions, retrieve_index  # noqa: E402
-from ddtree_sglang.verify import DDTreeVerifyInput, commit_rows, target_tokens, torch_walk  # noqa: E402
+from ddtree_sglang.verify import (  # noqa: E402
+    DDTreeVerifyInput,
+    commit_rows,
+    sampling_requests,
+    target_tokens,
+    torch_walk,
+)
 
 pytestmark = pytest.mark.real
 
@@ -114,11 +120,67 @@ def test_greedy_requests_get_the_argmax() -> None:
     logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(0))
     best = logits.argmax(-1).view(2, 3)
     at = torch.arange(6)
-    assert torch.equal(target_tokens(logits, None, at, 3), best)
-    assert torch.equal(target_tokens(logits, SimpleNamespace(is_all_greedy=True), at, 3), best)
+    assert torch.equal(target_tokens(logits, None, at, 3, []), best)
+    assert torch.equal(target_tokens(logits, SimpleNamespace(is_all_greedy=True), at, 3, []), best)
     # a greedy request beside a sampled one is a request of top_k 1
     ones = sampling(2, top_ks=torch.tensor([1, 1 << 30], dtype=torch.int32), need_top_k_sampling=True)
-    assert torch.equal(target_tokens(logits, ones, at, 3)[0], best[0])
+    assert torch.equal(target_tokens(logits, ones, at, 3, [1])[0], best[0])
+
+
+def batch_of(*top_ks: int) -> list[SimpleNamespace]:
+    """Requests of a batch."""
+    return [SimpleNamespace(sampling_params=SimpleNamespace(top_k=top_k)) for top_k in top_ks]
+
+
+def test_only_the_rows_of_requests_that_sample_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four requests of 3 rows, of which the second and the last sample; pieces of 4 rows. A draw sorts the vocabulary.
+
+    Each row allows one token only, and in the greedy rows two tokens are equally good: a draw would take either, the
+    argmax the first.
+    """
+    from ddtree_sglang import verify
+
+    monkeypatch.setattr(verify, "SAMPLED_ROWS", 4)
+    wanted = torch.arange(12) % (VOCABULARY - 1)
+    logits = torch.nn.functional.one_hot(wanted, VOCABULARY).float() * 1e4
+    tied = logits.clone()
+    tied[:3, -1] = tied[6:9, -1] = 1e4
+    seen: list[int] = []
+    drawn = verify._drawn
+
+    def spy(*given: Any) -> torch.Tensor:
+        seen.extend(given[2].tolist())
+        return drawn(*given)
+
+    monkeypatch.setattr(verify, "_drawn", spy)
+    info = sampling(4, temperatures=torch.arange(1, 5).float()[:, None])
+    assert torch.equal(target_tokens(tied, info, torch.arange(12), 3, [1, 3]).view(-1), wanted)
+    assert seen == [3, 4, 5, 9, 10, 11]
+
+
+def test_a_position_is_that_of_the_row_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed of a request's own draws by position: the same token, whoever runs beside it."""
+    from ddtree_sglang import verify
+
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def draw(probs: torch.Tensor, sampling_seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        seen.append((sampling_seed.tolist(), positions.tolist()))
+        return probs.argmax(-1)
+
+    monkeypatch.setattr(verify, "sampling_from_probs_torch", draw)
+    info = sampling(3, sampling_seed=torch.tensor([70, 71, 72]))
+    target_tokens(torch.randn(6, VOCABULARY), info, torch.arange(100, 106), 2, [0, 2])
+    assert seen == [([70, 70, 72, 72], [100, 101, 104, 105])]
+
+
+def test_the_requests_that_sample_are_known_one_by_one() -> None:
+    reqs = batch_of(1, 1 << 30, 20, 1)
+    assert sampling_requests(SimpleNamespace(sampling_info=sampling(4), reqs=reqs)) == [1, 2]
+    # the last that sampled has left: sglang still says that not all are greedy
+    assert sampling_requests(SimpleNamespace(sampling_info=sampling(2), reqs=batch_of(1, 1))) == []
+    assert sampling_requests(SimpleNamespace(sampling_info=SimpleNamespace(is_all_greedy=True))) == []
+    assert sampling_requests(SimpleNamespace(sampling_info=None)) == []
 
 
 def test_the_output_is_distributed_as_without_speculation() -> None:
@@ -133,7 +195,8 @@ def test_the_output_is_distributed_as_without_speculation() -> None:
     tokens = torch.tensor([1, 4, 0]).expand(count, 1, 3).contiguous()
     tree = build_tree(values, tokens, 3, root=torch.full((count,), 2))
     logits = torch.log(probs).expand(count * 4, 5)
-    predicted = target_tokens(logits, sampling(count), torch.zeros(count * 4, dtype=torch.int64), 4)
+    places = torch.zeros(count * 4, dtype=torch.int64)
+    predicted = target_tokens(logits, sampling(count), places, 4, range(count))
     rows = torch_walk(tree.draft, tree, predicted, 2, retrieve_index(tree))
     first = predicted[:, 0]
     for token, p in enumerate(probs.tolist()):
@@ -154,9 +217,9 @@ def test_rows_are_drawn_in_pieces_and_none_is_mixed_up(monkeypatch: pytest.Monke
     wanted = torch.arange(15) % VOCABULARY
     logits = torch.nn.functional.one_hot(wanted, VOCABULARY).float() * 1e4
     info = sampling(5, temperatures=torch.arange(1, 6).float()[:, None])
-    assert torch.equal(target_tokens(logits, info, torch.arange(15), 3), wanted.view(5, 3))
+    assert torch.equal(target_tokens(logits, info, torch.arange(15), 3, range(5)), wanted.view(5, 3))
     nearly = sampling(5, top_ps=torch.full((5,), 0.9), need_top_p_sampling=True)
-    assert torch.equal(target_tokens(logits, nearly, torch.arange(15), 3), wanted.view(5, 3))
+    assert torch.equal(target_tokens(logits, nearly, torch.arange(15), 3, range(5)), wanted.view(5, 3))
 
 
 def test_top_k_and_temperature_are_each_request_s_own() -> None:
@@ -168,7 +231,7 @@ def test_top_k_and_temperature_are_each_request_s_own() -> None:
         need_top_k_sampling=True,
         temperatures=torch.tensor([[1.0], [100.0]]),
     )
-    drawn = target_tokens(logits, info, torch.zeros(1000, dtype=torch.int64), 500)
+    drawn = target_tokens(logits, info, torch.zeros(1000, dtype=torch.int64), 500, [0, 1])
     assert set(drawn[0].tolist()) == {0, 1}
     assert set(drawn[1].tolist()) == {0, 1, 2, 3}
 
@@ -336,6 +399,23 @@ def test_a_step_commits_the_path_and_loses_no_slot(step: Any, seed: int) -> None
     assert sorted(free + held) == list(range(1, done.size + 1))
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_no_more_is_off_the_top_branch_than_was_accepted(step: Any, limit: int) -> None:
+    """Every node of the path is a second choice. A request that ends within the step accepts a part of it."""
+    tree, _ = grown(1, 84, 0)
+    predicted = torch.zeros((1, 85), dtype=torch.int64)
+    path, node = [0], 0
+    for _ in range(DEPTH):
+        child = int(tree.next_sibling[0, int(tree.next_token[0, node])])
+        predicted[0, node] = tree.draft[0, child]
+        path.append(child)
+        node = child
+    predicted[0, node] = tree.draft[0, 0]
+    done = step(tree, [5], [limit], predicted)
+    assert done.lens.tolist() == [min(limit, len(path))]
+    assert done.off_top == done.accepted[0] == min(limit, len(path)) - 1
+
+
 @pytest.mark.parametrize("rows", [[[-1, -1]], [[1, -1]]], ids=["no root", "not from the root"])
 def test_a_walk_that_does_not_begin_at_the_root_is_an_error(
     rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
@@ -382,9 +462,8 @@ def test_one_rank_draws_for_all(
     )
     other = next(token for token in range(VOCABULARY) if token not in tree.draft[0].tolist())
     logits = torch.nn.functional.one_hot(torch.full((4,), other), VOCABULARY).float() * 1e4
-    ((path, _, _),) = entered._accepted(
-        SimpleNamespace(sampling_info=sampling(1) if sampled else None), logits
-    )
+    batch = SimpleNamespace(sampling_info=sampling(1) if sampled else None, reqs=batch_of(1 << 30))
+    ((path, _, _),) = entered._accepted(batch, logits)
     assert calls == [0] * sent
     assert path == ([0, 1] if sent else [0])
 

@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed: make test-real", allow_module_level=True)
 
+from ddtree_sglang import check  # noqa: E402
+from ddtree_sglang.check import DDTreeError  # noqa: E402
 from ddtree_sglang.times import MARKS, TIMES, StepTimes, times_wanted  # noqa: E402
 from ddtree_sglang.verify import DDTreeVerifyInput  # noqa: E402
 from ddtree_sglang.worker import (  # noqa: E402
@@ -89,6 +91,20 @@ def test_candidates_are_those_of_the_whole_vocabulary(shards: list[int], k: int)
         torch.testing.assert_close((values - lse[:, None]).double(), best.values, atol=1e-5, rtol=0)
 
 
+def test_ranks_that_rounded_otherwise_hold_the_same_candidates() -> None:
+    """Each rank ran the drafter for itself: its own logits count as those of its shard only, on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(40, HIDDEN, generator=generator)
+    hidden = torch.randn(ROWS, HIDDEN, generator=generator)
+    given = [
+        local_candidates(*head_logits(hidden * scale, head(weight[first : first + 20], first)), 4)
+        for first, scale in ((0, 1.0), (20, 1.0 + 1e-3))
+    ]
+    calls = [[part[index] for part in given] for index in range(3)]
+    one, other = (gather_candidates(*mine, Rank(calls)) for mine in given)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
 def test_added_tokens_have_ids_of_their_own_and_padding_has_none() -> None:
     generator = torch.Generator().manual_seed(0)
     base, added = torch.randn(10, HIDDEN, generator=generator), torch.randn(4, HIDDEN, generator=generator)
@@ -119,6 +135,130 @@ def worker(**known: Any) -> Any:
     made = object.__new__(DDTreeWorker)
     vars(made).update({"target_worker": SimpleNamespace(), "tp_rank": 0, "_times": None} | known)
     return made
+
+
+class Loading:
+    """The construction of a worker over stand-ins for what sglang would have loaded: block size 8, context 1000."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed: list[str] = []
+        weight = SimpleNamespace(dtype="torch.bfloat16")
+        self.model = SimpleNamespace(lm_head=SimpleNamespace(weight=weight, shard_indices=object()))
+        self.draft = SimpleNamespace(
+            device="cuda",
+            model_config=SimpleNamespace(dtype="torch.bfloat16"),
+            graph_runner=None,
+            attn_backend=SimpleNamespace(num_draft_tokens=8),
+            req_to_token_pool=SimpleNamespace(size=48),
+        )
+        self.arguments = SimpleNamespace(
+            speculative_ddtree_budget=32,
+            speculative_ddtree_topk_cap=8,
+            speculative_ddtree_budget_schedule="fixed",
+            speculative_num_draft_tokens=8,
+            decode_log_interval=40,
+        )
+        self.backend = SimpleNamespace(num_draft_tokens=33, ddtree_tree_mask=True)
+        self.missing: list[str] = []
+        monkeypatch.delenv(check.SKIP_SELF_CHECK, raising=False)
+        monkeypatch.setattr(check, "missing_hooks", lambda *_: self.missing)
+        monkeypatch.setattr(check, "refuse", lambda arguments: self.passed.append("arguments"))
+        monkeypatch.setattr(check, "refuse_model", lambda runner: self.passed.append("model"))
+
+        def load(worker: Any, arguments: Any, rank: int, *, target_worker: Any) -> None:
+            self.passed.append("loaded")
+            vars(worker).update(
+                {
+                    "draft_model_runner": self.draft,
+                    "target_worker": target_worker,
+                    "block_size": 8,
+                    "tp_rank": rank,
+                    "device": "cpu",
+                }
+            )
+
+        monkeypatch.setattr(DFlashWorker, "__init__", load)
+
+    def worker(self, rank: int = 0) -> Any:
+        runner = SimpleNamespace(
+            model=self.model,
+            model_config=SimpleNamespace(vocab_size=100, context_len=1000),
+            attn_backend=self.backend,
+            graph_runner=None,
+            req_to_token_pool=SimpleNamespace(req_to_token=SimpleNamespace(shape=(48, 1033))),
+        )
+        return DDTreeWorker(self.arguments, rank, target_worker=SimpleNamespace(model_runner=runner))
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
+    return Loading(monkeypatch)
+
+
+def test_a_worker_refuses_before_it_loads_and_is_silent_where_all_is_well(
+    loading: Loading, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="ddtree_sglang.worker"):
+        made = loading.worker()
+    assert loading.passed == ["arguments", "model", "loaded"]
+    assert (made.verify_width, made.topk, made.draft_depth, made.min_prob) == (33, 8, 7, None)
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+    assert caplog.messages[-1].endswith("verify tokens=33, topk=8, schedule=fixed, self-check=passed")
+
+
+def test_a_worker_looks_at_its_hooks_first(loading: Loading) -> None:
+    loading.missing = ["a.b"]
+    with pytest.raises(DDTreeError, match=r"no hook on a\.b"):
+        loading.worker()
+    assert loading.passed == []
+
+
+def test_a_worker_refuses_a_target_without_a_head(loading: Loading) -> None:
+    del loading.model.lm_head
+    with pytest.raises(DDTreeError, match="no vocabulary-parallel lm_head"):
+        loading.worker()
+
+
+def test_a_worker_refuses_a_drafter_that_would_leave_its_graphs(loading: Loading) -> None:
+    """48 requests may run, as sglang's pool says, and the largest graph holds 8."""
+    loading.draft.model_config.dtype = "torch.float16"
+    loading.draft.graph_runner = SimpleNamespace(max_bs=8, num_tokens_per_bs=8, capture_bs=[8])
+    with pytest.raises(DDTreeError, match="which hold 8 of 48 requests"):
+        loading.worker()
+    loading.draft.req_to_token_pool.size = 8
+    loading.worker()
+
+
+@pytest.mark.parametrize(("topk", "most"), [(1, 7), (2, 254)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_warns_of_a_budget_that_the_branches_do_not_fill(
+    loading: Loading, caplog: pytest.LogCaptureFixture, topk: int, most: int, rank: int
+) -> None:
+    """Once, by rank 0; 2 branches at each of 7 positions fill more than 32."""
+    loading.arguments.speculative_ddtree_topk_cap = topk
+    with caplog.at_level(logging.WARNING, logger="ddtree_sglang.worker"):
+        loading.worker(rank)
+    wanted = (
+        f"DDTREE: {topk} branches over 7 positions make {most} nodes at most, {32 - most} of the budget are"
+    )
+    if most < 32 and rank == 0:
+        (message,) = caplog.messages
+        assert message.startswith(wanted)
+    else:
+        assert caplog.messages == []
+
+
+def test_a_worker_checks_what_was_loaded(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loading.backend.num_draft_tokens = 8
+    with pytest.raises(DDTreeError, match=r"self-check failed, nothing is served:\n.*counts 8 tokens"):
+        loading.worker()
+    monkeypatch.setenv(check.SKIP_SELF_CHECK, "1")
+    with caplog.at_level(logging.INFO, logger="ddtree_sglang.worker"):
+        loading.worker()
+    assert "starting all the same" in caplog.messages[0] and "counts 8 tokens" in caplog.messages[0]
+    assert caplog.messages[-1].endswith("self-check=FAILED, skipped on request")
 
 
 PREFIXES, COMMITS = [5, 17, 9], [3, 1, 2]
@@ -290,6 +430,33 @@ def test_times_stand_beside_the_metrics(
         parts = times["draft"] + times["tree"] + times["verify"] + times["commit"]
         assert 0 < parts <= times["step"] + 0.003
         assert 0 < times["build"] < times["tree"]
+
+
+def test_times_that_fail_end_no_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The metrics stand, one line says why there are no times, and no further step keeps any."""
+    times = StepTimes(cuda=False)
+    held = worker(
+        _times=times,
+        _log_interval=1,
+        **dict.fromkeys(("_steps", "_accepted", "_requests", "_off_top"), 0),
+    )
+
+    def fail() -> str:
+        raise RuntimeError("CUDA error: invalid resource handle")
+
+    monkeypatch.setattr(times, "line", fail)
+    with caplog.at_level(logging.INFO, logger="ddtree_sglang.worker"):
+        held._note([1], 0)
+        held._note([2], 1)
+    kinds = ["metrics", "times", "metrics"]
+    assert [message.split()[1].rstrip(":") for message in caplog.messages] == kinds
+    assert caplog.messages[1] == (
+        "DDTREE times are switched off: RuntimeError: CUDA error: invalid resource handle"
+    )
+    assert "accepted drafts=2, of these off the top branch=1" in caplog.messages[2]
+    assert held._times is None
 
 
 def test_times_are_kept_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
