@@ -53,20 +53,20 @@ def real_plugin() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that wait for a server come last: until then servers start beside the others."""
-    items.sort(key=lambda item: "fleet" in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: "real_servers" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_ahead(request: pytest.FixtureRequest) -> None:
     """Start the servers before the first test, where a test of this run wants one."""
-    if any("fleet" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("fleet")
+    if any("real_servers" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("real_servers")
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def real_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Real servers on this CPU (``cpu/cpu_servers.py``)."""
     from cpu_servers import Fleet
 
-    with Fleet(tmp_path_factory.mktemp("fleet")) as running:
+    with Fleet(tmp_path_factory.mktemp("real_servers")) as running:
         yield running

@@ -66,13 +66,13 @@ def continuations(outputs: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(fleet: Fleet) -> Reference:
+def reference(real_servers: Fleet) -> Reference:
     """The plain server's answers, by the target of every pair but ``top``: they differ in a row that no prompt uses."""
-    server = fleet.server("plain")
+    server = real_servers.server("plain")
     outputs = server.outputs([(prompt, TOKENS) for prompt in prompts()])
     continued = server.outputs([(turn, TOKENS) for turn in continuations(outputs)])
     to_limit = server.generate(long_prompt(), 18)["output_ids"]
-    fleet.stop("plain")
+    real_servers.stop("plain")
     assert {token for output in outputs for token in output} == set(SPOKEN)
     assert len({tuple(output) for output in outputs}) > PROMPTS * 0.8, "the target hardly reads its context"
     return Reference(outputs, continued, to_limit)
@@ -89,18 +89,18 @@ class Running:
 
 
 @pytest.fixture(scope="module", params=TREES)
-def running(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[Running]:
+def running(request: pytest.FixtureRequest, real_servers: Fleet) -> Iterator[Running]:
     kind = KINDS[request.param]
     if kind.pair == "top":
         said = [[SPOKEN[0]] * TOKENS]
         expected = Reference(said * PROMPTS, said * 12, said[0][:18])
     else:
         expected = request.getfixturevalue("reference")
-    server = fleet.server(request.param)
+    server = real_servers.server(request.param)
     answers = server.answers([(prompt, TOKENS) for prompt in prompts()])
     yield Running(kind, server, expected, answers)
     if request.param != LOWER:
-        fleet.stop(request.param)
+        real_servers.stop(request.param)
 
 
 def accept_length(answers: list[dict[str, Any]]) -> float:
@@ -131,11 +131,11 @@ def test_as_much_is_accepted_as_the_drafter_deserves(running: Running) -> None:
 
 
 def test_where_a_lower_branch_is_right_the_tree_accepts_more_than_the_chain(
-    fleet: Fleet, reference: Reference
+    real_servers: Fleet, reference: Reference
 ) -> None:
     """The same target, the same drafter, DFLASH: its chain begins with a token that is never said."""
-    answers = fleet.server("dflash-lower").answers([(prompt, TOKENS) for prompt in prompts()[:12]])
-    fleet.stop("dflash-lower")
+    answers = real_servers.server("dflash-lower").answers([(prompt, TOKENS) for prompt in prompts()[:12]])
+    real_servers.stop("dflash-lower")
     assert [answer["output_ids"] for answer in answers] == reference.outputs[:12]
     assert accept_length(answers) == KINDS["dflash-lower"].accept[1]
     assert KINDS["dflash-lower"].accept[1] * 2 < KINDS[LOWER].accept[0]
@@ -198,6 +198,12 @@ def test_aborted_requests_leave_nothing_behind(running: Running) -> None:
     running.server.idle()
 
 
+def test_requests_were_taken_back_and_run_again(running: Running) -> None:
+    """Of one kind the scheduler retracts running requests, and all other tests of its texts and slots hold as well."""
+    taken = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", running.server.text())))
+    assert (taken > 0) == running.kind.retract
+
+
 def test_sampled_requests_run_beside_greedy_ones(running: Running) -> None:
     """A greedy request's text does not depend on sampled ones in its batch; sampled ones say what may be said."""
     with ThreadPoolExecutor(4) as pool:
@@ -258,9 +264,9 @@ WITHOUT = {
 
 
 @pytest.fixture(scope="module")
-def lower(fleet: Fleet) -> Server:
+def lower(real_servers: Fleet) -> Server:
     """DDTREE where a lower branch is right."""
-    return fleet.server(LOWER)
+    return real_servers.server(LOWER)
 
 
 @pytest.mark.parametrize("name", sorted(WITH_DFLASH | WITHOUT))
@@ -336,24 +342,24 @@ def test_ddtree_ops_reads_and_judges_the_server(lower: Server) -> None:
     lower.idle()
 
 
-def test_all_refusals_come_at_once_and_before_anything_is_loaded(fleet: Fleet) -> None:
-    said = fleet.said("refused")
+def test_all_refusals_come_at_once_and_before_anything_is_loaded(real_servers: Fleet) -> None:
+    said = real_servers.said("refused")
     assert "DDTREE does not run with these arguments" in said
     assert "raise it to at least 3" in said
     assert "set --page-size 1" in said
     assert "Load weight begin" not in said
 
 
-def test_a_hook_that_was_swallowed_starts_no_server(fleet: Fleet) -> None:
+def test_a_hook_that_was_swallowed_starts_no_server(real_servers: Fleet) -> None:
     """Another plugin breaks a hook's target: sglang only logs that, the worker aborts."""
-    said = fleet.said("swallowed")
+    said = real_servers.said("swallowed")
     assert "Failed to apply hooks" in said
     assert "DDTREE is not wholly installed in this sglang: no hook on " in said
     assert "ScheduleBatch.new_tokens_required_next_decode" in said
 
 
-def test_the_models_are_as_the_tests_say(fleet: Fleet) -> None:
-    fleet.server("plain")
-    config = json.loads((fleet.models / "lower-draft" / "config.json").read_text())
+def test_the_models_are_as_the_tests_say(real_servers: Fleet) -> None:
+    real_servers.server("plain")
+    config = json.loads((real_servers.models / "lower-draft" / "config.json").read_text())
     assert config["block_size"] == BLOCK
     assert config["max_position_embeddings"] == CONTEXT

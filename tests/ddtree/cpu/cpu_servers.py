@@ -41,22 +41,27 @@ class Kind:
         pair: target and drafter of ``make_models.py``.
         algorithm: speculative algorithm, or None.
         accept: least and greatest mean accept length that the drafter allows.
+        retract: whether the scheduler takes a running request back every few steps, as where KV slots run out.
     """
 
     pair: str
     algorithm: str | None
     accept: tuple[float, float] = (1.0, 1.0)
+    retract: bool = False
 
 
 KINDS = {
     "plain": Kind("lower", None),
     # 4 candidates a depth of which 3 are said: depths 1 and 2 whole (20 nodes), and 20 of 64 at depth 3
-    "ddtree-lower": Kind("lower", "DDTREE", (3.0, 4.0)),
+    "ddtree-lower": Kind("lower", "DDTREE", (3.0, 4.0), retract=True),
     # a chain whose first token is never said
     "dflash-lower": Kind("lower", "DFLASH", (1.0, 1.0)),
     "ddtree-top": Kind("top", "DDTREE", (4.0, 4.0)),
     "ddtree-nothing": Kind("nothing", "DDTREE", (1.0, 1.0)),
 }
+
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
+"""sglang's own test of retraction: every fifth forward pass takes a request back, if several run."""
 
 BREAKER = """\
 def register():
@@ -233,7 +238,7 @@ class Fleet:
         url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}"
         log = self.folder / f"{name}.log"
         begun = time.monotonic()
-        process = self._launch(arguments, self.env, log)
+        process = self._launch(arguments, self.env | (RETRACT if kind.retract else {}), log)
         while True:
             assert process.poll() is None, log.read_text(errors="replace")[-6000:]
             waited = time.monotonic() - begun
