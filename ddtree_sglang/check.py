@@ -9,12 +9,14 @@ wrong without a word.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 __all__ = [
     "ALGORITHM",
     "PATCH",
+    "SGLANG",
     "SKIP_SELF_CHECK",
     "DDTreeError",
     "block_size",
@@ -30,6 +32,7 @@ __all__ = [
     "refuse_engine",
     "refuse_model",
     "refuse_strays",
+    "refuse_version",
     "request_refusal",
     "self_check",
     "self_check_skipped",
@@ -39,6 +42,8 @@ __all__ = [
 
 ALGORITHM = "DDTREE"
 PATCH = "0001-cuda-graph-runner-size-target-verify-by-tree-budget.patch"
+SGLANG = "0.5.11"
+"""The version whose private names this package reads."""
 SKIP_SELF_CHECK = "DDTREE_SKIP_SELF_CHECK"
 """Environment variable: ``1`` starts the server although the self-check fails, to reproduce the crash."""
 
@@ -81,6 +86,26 @@ def verify_tokens(server_args: Any) -> int:
 def block_size(server_args: Any) -> int:
     """Tokens a request that the drafter works on; no step can commit more."""
     return int(server_args.speculative_num_draft_tokens)
+
+
+def refuse_version(version: str, warn: Callable[[str], object]) -> None:
+    """Refuse a sglang that this package was not written against: it reads private names of 0.5.11.
+
+    Args:
+        version: ``sglang.__version__``. Further parts and local names behind 0.5.11 are let through; for a tree that
+            does not know its version (``0.0.0.dev0``) a warning is said.
+        warn: called with one line of text.
+
+    Raises:
+        DDTreeError: for another version.
+    """
+    if version.startswith("0.0.0"):
+        warn(f"this sglang does not know its version ({version}); DDTREE was written for {SGLANG}")
+    elif not re.match(rf"{re.escape(SGLANG)}(?!\d)", version):
+        raise DDTreeError(
+            f"DDTREE was written for sglang {SGLANG}, this is {version}: use the runtime's own base, or build this one "
+            "with overlay: none"
+        )
 
 
 def _flags(a: Any) -> Iterable[str]:

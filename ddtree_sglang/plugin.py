@@ -33,6 +33,7 @@ from ddtree_sglang.check import (
     block_size,
     neutralise,
     patch_missing,
+    refuse_version,
     request_refusal,
     self_check_skipped,
     verify_tokens,
@@ -249,11 +250,17 @@ def add_algorithm(algorithms: Any) -> None:
 
 
 def register() -> None:
-    """Entry point ``sglang.srt.plugins``: called by sglang in the launcher and in every scheduler process."""
+    """Entry point ``sglang.srt.plugins``: called by sglang in the launcher and in every scheduler process.
+
+    Raises:
+        DDTreeError: another sglang than 0.5.11. Nothing was changed then, so ``DDTREE`` stays an unknown choice.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.version import __version__
 
+    refuse_version(__version__, logger.warning)
     flags.add_fields(ServerArgs)
     for target, hook, kind in _TABLE:
         HookRegistry.register(target, hook, HookType(kind))

@@ -1,40 +1,47 @@
-"""DDTREE on one GPU with the real sglang 0.5.11: the crash, the cure, equality, leaks, speed, cost. One run, one JSON.
+"""DDTREE on one GPU with the real sglang 0.5.11: crash, cure, equality, leaks, speed, cost.
 
-    python3 benchmarks/gpu/ddtree_gpu.py --site DIR|TAR --out DIR [--limit 1100] [--only PART,...] [--grid 32-8,...]
+One run, one JSON:
 
-SITE is a folder, or an archive of one, with the RELEASED sglang 0.5.11 and what it needs for this machine's Python and
-torch (``make_site.py`` packs it). The patch of ``patches/sglang-0.5.11`` is applied here to a copy of it, and
-``ddtree_sglang`` is put beside, as the bundle does it. Nothing else than the standard library, torch and SITE is needed.
+    python3 benchmarks/gpu/ddtree_gpu.py --site DIR|TAR --out DIR \\
+        [--limit 1100] [--only PART,...] [--grid 32-8,...]
+
+SITE is a folder, or an archive of one, with the RELEASED sglang 0.5.11 and what it needs for this machine's
+Python and torch (``make_site.py`` packs it). The patch of ``patches/sglang-0.5.11`` is applied here to a copy
+of it, and ``ddtree_sglang`` is put beside, as the bundle does it. Nothing else than the standard library,
+torch and SITE is needed.
 
 Parts, the least important last:
 
-    env       versions, GPU, digests of the patch and of the plugin
+    env       versions, GPU, sha256 of the patch, of every file of the plugin and of this script
     tree      the tree step alone: equality with the CPU, no synchronisation, graph replay, kernels, times
     crash     without the patch: ready, dead at the first request; refused by the self-check where that is on
-    equality  with the patch: outputs against plain greedy over budgets, topk caps, batch sizes, short outputs, prefix hits
-    soak      300 mixed requests on one server, then no token of KV missing
+    equality  with the patch: outputs against plain greedy over budgets, topk caps, the adaptive schedule, a target
+              of many tokens, batch sizes, short outputs, prefix hits
+    soak      300 mixed requests on one server, the greedy ones compared, then no token of KV missing
     speed     accept length and tokens/s of none, DFLASH and DDTREE
     cost      the tree step as a share of a decode step, by CUDA graph and kernel by kernel
     real      step times on dummy weights of the shape of Qwen3-8B, and the accept lengths that break even
 
-Outputs are compared in bfloat16, by a rule for near ties. float32 would need none, but sglang 0.5.11 does not start with
-it on CUDA: the ``rmsnorm`` of sglang-kernel 0.4.2 has no float32 kernel ("failed to dispatch data type Float", recorded in
-``docs/evidence/h200``). Equality token by token in float32 is shown on the CPU, by ``make test-real``.
+Outputs are compared in bfloat16, by a rule for near ties. float32 would need none, but sglang 0.5.11 does not
+start with it on CUDA: the ``rmsnorm`` of sglang-kernel 0.4.2 has no float32 kernel ("failed to dispatch data
+type Float", recorded in ``docs/evidence/h200``). Equality token by token in float32 is shown on the CPU, by
+``make test-real``.
 
-``--only env,crash,equality,soak --grid 32-8,64-8,7-1,16-4 --limit 330`` is the short run. ``--device cpu`` tries the
-script without a GPU.
+``--only env,crash,equality,soak --grid 32-8,64-8,7-1,16-4 --limit 330`` is the short run. ``--device cpu``
+tries the script without a GPU.
 
-Servers are started several at a time, since a start waits for one core. Every time is taken while ONE server is asked
-and none is starting; the others that are up then are idle and take no time of the GPU. Outputs are compared while the
-next servers start.
+Servers are started several at a time, since a start waits for one core. Every time is taken while ONE server
+is asked and none is starting; the others that are up then are idle and take no time of the GPU. Outputs are
+compared while the next servers start.
 
-Writes OUT/result.json after every step, OUT/logs.tar.xz (machine paths replaced), crash.log, refused.log and run.log.
-Whatever ran out of time or could not be tried is listed as ``not_run``, and its part does not pass; what was not asked for
-is listed under ``not_asked``.
+Writes OUT/result.json after every step, OUT/logs.tar.xz (machine paths replaced), crash.log, refused.log and
+run.log. Whatever ran out of time or could not be tried is listed as ``not_run``, and its part does not pass;
+what was not asked for is listed under ``not_asked``.
 
-``--detach`` runs it in a session of its own, so that it outlives the command that started it; ``--wait SECONDS``
-follows such a run and returns when it is done (exit status as the run's) or the seconds are over (75).
-Exit status of a run: 0 all parts passed, 1 some did not.
+``--detach`` is for a machine where a command may run only for a limited time: the run has a session of its
+own and outlives the command that started it. ``--wait SECONDS`` follows such a run and returns when it is
+done (exit status as the run's) or the seconds are over (75). Exit status of a run: 0 all parts passed, 1 some
+did not.
 """
 
 from __future__ import annotations
@@ -73,8 +80,10 @@ from evidence import (
     break_even,
     captured,
     figure,
+    first_difference,
     judge,
     mask_machine,
+    period,
     running_sizes,
     step_times,
     tail,
@@ -92,6 +101,8 @@ PATCH = "0001-cuda-graph-runner-size-target-verify-by-tree-budget.patch"
 STILL_RUNNING = 75
 SPOKEN = (8, 13, 21)
 """The only tokens that the tiny targets say (``tests/ddtree/cpu/make_models.py``)."""
+STOPPING: dict[str, Any] = {"stop_token_ids": [SPOKEN[0]], "ignore_eos": False}
+"""Parameters of a mixed request that ends at a token."""
 TOKENS = 48
 """Output tokens of a request whose output is compared."""
 BUILD_SHARE = 0.10
@@ -456,7 +467,8 @@ class Experiment:
             ]
         }
         seen["script_sha256"] = {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(HERE.glob("*.py"))
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in [*sorted(HERE.glob("*.py")), self.work / "kept" / "make_models.py"]
         }
         code = (
             "import json, torch\n"
@@ -599,10 +611,20 @@ class Experiment:
         whole = all(len(output) == TOKENS for output in [*outputs, *continued])
         self.check("equality", f"reference {key}: all requests answered in full", whole)
         spoken = sorted({token for output in outputs for token in output})
-        if key == "lower":
-            different = len({tuple(output) for output in outputs})
+        different = len({tuple(output) for output in outputs})
+        repeating = sum(period(output) is not None for output in outputs)
+        if key == "wide":
             self.check(
-                "equality", "the target reads its context: most outputs differ", different > 18, different
+                "equality", "the target `wide` says more than 15 different tokens", len(spoken) > 15, spoken
+            )
+            few = repeating <= len(outputs) // 2
+            self.check("equality", "the target `wide`: most texts do not repeat themselves", few, repeating)
+        if key in ("lower", "wide"):
+            self.check(
+                "equality",
+                f"the target `{key}` reads its context: most outputs differ",
+                different > 18,
+                different,
             )
         if whole:
             self.reference[key] = {"outputs": outputs, "continued": continued, "server": server}
@@ -610,6 +632,8 @@ class Experiment:
             "server": server.name,
             "requests": len(outputs) + len(continued),
             "tokens_said": spoken,
+            "different_outputs": different,
+            "repeating_outputs": repeating,
         }
         if whole:
             best = self.best_of(key, server, [*self.prompts[0], *outputs[0][:5]])
@@ -762,13 +786,17 @@ class Experiment:
         said: list[list[int]] = []
         outcomes: dict[str, dict[str, int]] = {}
         faults: list[Any] = []
+        # the greedy ones: number, prompt, tokens, further parameters, answer
+        greedy: list[tuple[int, list[int], int, dict[str, Any], Answer]] = []
+        spans: dict[int, tuple[str, float, float]] = {}
 
         def one(job: tuple[int, str, list[int], int, float]) -> None:
             number, kind, prompt, tokens, chance = job
-            answer = Answer()
+            answer, begun = Answer(), time.monotonic()
             if kind == "prefix" and said:
                 earlier = said[int(chance * len(said))]
-                answer = server.ask([*earlier, 5, 6, 7][:300], tokens)
+                prompt = [*earlier, 5, 6, 7][:300]
+                answer = server.ask(prompt, tokens)
                 what = "hit" if answer.meta.get("cached_tokens", 0) > 2 else "no hit"
             elif kind == "sampled":
                 answer = server.ask(prompt, tokens, temperature=0.8 + chance, top_p=0.9, top_k=20)
@@ -790,7 +818,7 @@ class Experiment:
                 if not answer.status:
                     faults.append([number, kind, answer.error])
             elif kind == "stop":
-                answer = server.ask(prompt, tokens, stop_token_ids=[SPOKEN[0]], ignore_eos=False)
+                answer = server.ask(prompt, tokens, **STOPPING)
                 inside = SPOKEN[0] in answer.tokens[:-1]
                 what = "stopped" if answer.tokens[-1:] == [SPOKEN[0]] else "length"
                 if inside:
@@ -803,6 +831,10 @@ class Experiment:
             if kind == "stop" and answer.error:
                 faults.append([number, kind, answer.error])
             with self.lock:
+                spans[number] = (kind, begun, time.monotonic())
+                if kind in ("plain", "prefix", "stop"):
+                    more = STOPPING if kind == "stop" else {}
+                    greedy.append((number, prompt, tokens, more, answer))
                 row = outcomes.setdefault(kind, {})
                 row[what] = row.get(what, 0) + 1
                 if kind == "plain" and answer.tokens:
@@ -838,12 +870,42 @@ class Experiment:
         )
         answers = server.ask_all(self.requests(range(8)), 4)
         if "lower" in self.reference:
+            self.soak_greedy(sorted(greedy, key=lambda job: job[0]), spans)
             outcome = self.judged("lower", self.prompts[:8], self.reference["lower"]["outputs"][:8], answers)
             part["afterwards"] = outcome
             self.check("soak", "outputs still equal plain greedy", outcome["passed"], outcome["equal"])
         else:
             self.check("soak", "requests are still answered", all(len(a.tokens) == TOKENS for a in answers))
-            self.skip("soak", "equality afterwards", "there is no reference")
+            self.skip("soak", "equality of the greedy ones, and afterwards", "there is no reference")
+
+    def soak_greedy(
+        self,
+        greedy: Sequence[tuple[int, list[int], int, dict[str, Any], Answer]],
+        spans: dict[int, tuple[str, float, float]],
+    ) -> None:
+        """The greedy requests among the mixed ones against what the plain server says to each of them alone."""
+        plain: Server = self.ready(self.reference["lower"]["server"])
+        answers = [plain.ask(prompt, tokens, **more) for _, prompt, tokens, more, _ in greedy]
+        expected = [answer.tokens for answer in answers]
+        errors = [answer.error for answer in answers if answer.error]
+        self.check("soak", "the plain server answered each greedy one", not errors, errors[:3])
+        seen = [answer for *_, answer in greedy]
+        outcome = self.judged("lower", [prompt for _, prompt, *_ in greedy], expected, seen)
+        drawn = [(begin, end) for kind, begin, end in spans.values() if kind == "sampled"]
+        own = [spans[number] for number, *_ in greedy]
+        outcome["while_a_sampled_one_was_asked"] = beside = sum(
+            any(begin < last and first < end for first, last in drawn) for _, begin, end in own
+        )
+        equal = [first_difference(*both) for both in zip(expected, (one.tokens for one in seen), strict=True)]
+        outcome["tokens"] = sum(map(len, expected))
+        outcome["tokens_equal"] = sum(
+            len(text) if place is None else place for text, place in zip(expected, equal, strict=True)
+        )
+        self.parts["soak"]["greedy"] = outcome
+        counts = {name: len(outcome[name]) for name in ("near_ties", "mismatches")}
+        counts |= {name: outcome[name] for name in ("requests", "equal")}
+        self.check("soak", "the greedy ones among them equal plain greedy", outcome["passed"], counts)
+        self.check("soak", "greedy ones were asked while a sampled one was", beside > 0, beside)
 
     def speed(self, server: Server) -> None:
         """Accept length and tokens/s of one server."""
@@ -1081,6 +1143,9 @@ class Experiment:
         timed = self.tree_server(32, 8, name="times-graph", env=on)
         eager = self.tree_server(32, 8, name="times-eager", env=off)
         main_top = self.tree_server(32, 8, "top", name="ddtree-32-8-top")
+        adaptive = self.tree_server(32, 8, name="ddtree-32-8-adaptive", schedule="adaptive")
+        plain_wide = self.server("plain-wide", pair="wide", patched=False)
+        wide = self.tree_server(32, 8, "wide", name="ddtree-32-8-wide")
         grid = [row for row in GRID[1:] if row[:2] in self.args.grid]
         near = [self.tree_server(*row) for row in grid[:4]]
         spare = self.tree_server(32, 8, name="ddtree-32-8-unpadded", graphs=(1, 2, 3, 4))
@@ -1088,14 +1153,18 @@ class Experiment:
             (timed, ("cost",)),
             (eager, ("cost",)),
             (main_top, ("speed", "equality")),
-            *((server, ("equality",)) for server in near),
+            *((server, ("equality",)) for server in (plain_wide, wide, adaptive, *near)),
             (spare, () if self.padded else ("equality", "soak")),
         )
         if self.left() >= (150 if self.wanted("cost", "speed") else 90):
             self.launch(second)
         else:
             for part, what in (
-                ("equality", "the other target's texts, " + " ".join(server.name for server in near)),
+                (
+                    "equality",
+                    "the other targets' texts, "
+                    + " ".join(server.name for server in (wide, adaptive, *near)),
+                ),
                 ("cost", "the tiny models"),
                 ("speed", main_top.name),
             ):
@@ -1125,12 +1194,16 @@ class Experiment:
         if third and not self.room(200, "equality", " ".join(server.name for server in third)):
             third = []
         self.launch(third)
-        for server in near:
+        if wide in second:
+            self.attempt("equality", "reference of many tokens", self.make_reference, "wide", plain_wide)
+            self.attempt("equality", wide.name, self.compare, wide, "wide")
+            self.stop(plain_wide, wide)
+        for server in (adaptive, *near):
             if server in second:
                 self.attempt("equality", server.name, self.compare, server, "lower")
         if main_top in second:
             self.attempt("equality", main_top.name, self.compare, main_top, "top", True)
-        self.stop(*near, main_top, top)
+        self.stop(adaptive, *near, main_top, top)
         self.wait(third)
 
         # fourth wave: dummy weights; the third is compared meanwhile
@@ -1218,19 +1291,28 @@ class Experiment:
         self.stop(dflash, main)
         large: dict[str, Any] = {"pair": "real", "dummy": True, "requests": 4, "env": {"DDTREE_TIMES": "1"}}
         chain = self.tree_server(7, 1, "random")
+        adaptive = self.tree_server(32, 8, name="ddtree-32-8-adaptive", schedule="adaptive")
+        plain_wide = self.server("plain-wide", pair="wide", patched=False)
+        wide = self.tree_server(32, 8, "wide", name="ddtree-32-8-wide")
         second = self.some(
             (self.tree_server(32, 8, name="times", env={"DDTREE_TIMES": "1"}), ("cost",)),
             (self.server("real-none", **large), ("real",)),
             (self.tree_server(8, 8, name="real-ddtree-8", **large), ("real",)),
             (chain, ("equality",)),
+            (adaptive, ("equality",)),
+            (plain_wide, ("equality",)),
+            (wide, ("equality",)),
         )
         if not self.room(150, "real", "second wave of servers"):
             second = []
         self.launch(second)
         self.wait(second)
         for server in second:
-            if server is chain:
-                self.attempt("equality", server.name, self.compare, server, "lower")
+            if server is plain_wide:
+                self.attempt("equality", "reference of many tokens", self.make_reference, "wide", server)
+            elif server in (chain, adaptive, wide):
+                key = "wide" if server is wide else "lower"
+                self.attempt("equality", server.name, self.compare, server, key)
             elif server.dummy:
                 self.attempt("real", server.name, self.real, server, needs_s=20)
             else:

@@ -22,6 +22,7 @@ __all__ = [
     "first_difference",
     "judge",
     "mask_machine",
+    "period",
     "running_sizes",
     "spread",
     "step_rounds",
@@ -145,6 +146,15 @@ def first_difference(expected: Sequence[int], seen: Sequence[int]) -> int | None
         if left != right:
             return index
     return None if len(expected) == len(seen) else min(len(expected), len(seen))
+
+
+def period(tokens: Sequence[int], longest: int = 12) -> int | None:
+    """Least period, up to ``longest``, of the second half of a text; None if it does not repeat itself."""
+    half = tokens[len(tokens) // 2 :]
+    for step in range(1, min(longest, len(half) - 1) + 1):
+        if all(left == right for left, right in zip(half, half[step:], strict=False)):
+            return step
+    return None
 
 
 def judge(

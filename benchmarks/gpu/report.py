@@ -2,14 +2,15 @@
 
     python3 benchmarks/gpu/report.py docs/evidence/h200/result.json [--into docs/evidence/README.md]
 
-Prints them, or puts them between the two marks of a page. Every number comes from the JSON that ``ddtree_gpu.py``
-wrote, or from the ``logs.tar.xz`` beside it, where that is there: the spread of times over the servers' log lines. What was
-not run is listed as such.
+Prints them, or puts them between the two marks of a page that bear the name of the JSON's folder. Every number comes
+from the JSON that ``ddtree_gpu.py`` wrote, or from the ``logs.tar.xz`` beside it, where that is there: the spread of
+times over the servers' log lines. What was not run is listed as such. Without the JSON the page says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -23,13 +24,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from evidence import spread, step_rounds, times_lines
 
-__all__ = ["BEGIN", "END", "insert", "read_logs", "render", "table"]
+__all__ = ["ABSENT", "changed_since", "insert", "marks", "of_folder", "read_logs", "render", "table"]
 
-BEGIN, END = "<!-- report: begin -->", "<!-- report: end -->"
-"""The marks between which :func:`insert` puts a report."""
+ABSENT = "Not recorded."
+"""What the page says of a run that is not there."""
+NOT_ASKED = "not asked for (--only)"
+"""Why a part that ``--only`` left out was not run; the table of verdicts says so, and no section is shown."""
 LEAST = 8
 """Log lines below which a round is too short to be shown: the warm-up."""
 Logs = Mapping[str, str]
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The marks between which :func:`insert` puts the report of that name."""
+    return f"<!-- report {name}: begin -->", f"<!-- report {name}: end -->"
+
+
+def changed_since(result: Mapping[str, Any], root: Path) -> list[str]:
+    """Files of the tree ``root`` that are not, by sha256, those a run was made with; paths from ``root``.
+
+    What :mod:`report` itself, which only shows a result, was then is left out. Files that came or went count.
+    """
+    seen = result["parts"]["env"]["seen"]
+    recorded: dict[str, str] = {}
+    for name, digest in seen["sha256"].items():
+        folder = "patches/sglang-0.5.11" if name.endswith(".patch") else "ddtree_sglang"
+        recorded[f"{folder}/{name}"] = digest
+    for name, digest in seen["script_sha256"].items():
+        folder = "tests/ddtree/cpu" if name == "make_models.py" else "benchmarks/gpu"
+        recorded[f"{folder}/{name}"] = digest
+    there = {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for pattern in ("ddtree_sglang/*.py", "benchmarks/gpu/*.py", "tests/ddtree/cpu/make_models.py")
+        for path in root.glob(pattern)
+    }
+    for name in recorded:
+        if name.startswith("patches/") and (root / name).exists():
+            there[name] = hashlib.sha256((root / name).read_bytes()).hexdigest()
+    differ = {name for name in recorded.keys() | there.keys() if recorded.get(name) != there.get(name)}
+    return sorted(differ - {"benchmarks/gpu/report.py"})
+
+
+def of_folder(folder: Path) -> str:
+    """The report of a folder with ``result.json``; :data:`ABSENT` where there is none."""
+    if not (folder / "result.json").exists():
+        return ABSENT
+    return render(json.loads((folder / "result.json").read_text()), read_logs(folder / "logs.tar.xz"))
 
 
 def read_logs(archive: Path) -> dict[str, str]:
@@ -134,7 +174,21 @@ def _equality(part: Mapping[str, Any], servers: Mapping[str, Any]) -> str:
         *("server", "dtype", "requests", "equal", "near ties", "widest gap (nats)", "mismatches"),
         *("accept length", "graphs"),
     )
-    return table(head, rows) + _ties(part)
+    said = [
+        (
+            key,
+            row["requests"],
+            len(row["tokens_said"]),
+            row.get("different_outputs"),
+            row.get("repeating_outputs"),
+        )
+        for key, row in part.get("reference", {}).items()
+    ]
+    text = table(head, rows) + _ties(part)
+    if said:
+        head = ("target", "requests", "different tokens", "different texts of 24", "that repeat themselves")
+        text += "\n\nWhat the targets say to plain decoding, batch size 1:\n\n" + table(head, said)
+    return text
 
 
 def _ties(part: Mapping[str, Any]) -> str:
@@ -145,6 +199,8 @@ def _ties(part: Mapping[str, Any]) -> str:
         for phase, outcome in row["phases"].items():
             for tie in outcome["near_ties"]:
                 what = "second turn" if phase == "prefix hits" else "prompt"
+                if row.get("reference", "lower") != "lower":
+                    what = f"`{row['reference']}`, {what}"
                 place = f"{what} {tie.get('request')}, token {tie.get('place')}"
                 key = (place, tie.get("plain"), tie.get("other"), tie["gap_nats"])
                 seen[key] += 1
@@ -162,6 +218,14 @@ def _soak(part: Mapping[str, Any]) -> str:
         for kind, row in sorted(part.get("outcomes", {}).items())
     ]
     text = table(("kind", "requests", "how they ended"), rows)
+    if "greedy" in part:
+        seen = part["greedy"]
+        text += (
+            f"\n\nThe greedy ones among them against plain decoding, each alone: {seen['requests']} compared, "
+            f"{seen['while_a_sampled_one_was_asked']} of them asked while a sampled one was; {seen['equal']} equal, "
+            f"{len(seen['near_ties'])} near ties, {len(seen['mismatches'])} mismatches; {seen['tokens_equal']} of "
+            f"{seen['tokens']} tokens before a difference."
+        )
     if "tokens_after" in part:
         text += (
             f"\n\n{part['requests']} requests of {part['clients']} clients in {part['seconds_of_requests']} s. "
@@ -320,8 +384,8 @@ def _real(part: Mapping[str, Any], logs: Logs) -> str:
     if wide:
         head += tuple(f"round {number + 1} (ms)" for number in range(wide))
         text = (
-            "A round is one answer to each request of the batch, without its first log line, which counts the prefill and "
-            "what was between the rounds (in `step (ms)` it is the greatest): median (tenth to ninetieth percentile).\n\n"
+            "A round is one answer to each request of the batch, without its first log line, which counts the "
+            "prefill and what was between the rounds (in `step (ms)` it is the greatest): median (tenth to ninetieth percentile).\n\n"
         )
     text += table(head, rows)
     even = [
@@ -379,6 +443,8 @@ def render(result: Mapping[str, Any], logs: Logs | None = None) -> str:
     text = ["### The run", _head(result), "### Verdicts", _verdicts(result)]
     for name, title, show in sections:
         part = parts.get(name, {})
+        if [row["why"] for row in part.get("not_run", [])] == [NOT_ASKED]:
+            continue
         text += [f"### {title}", f"Verdict: {part.get('verdict', 'not run')}."]
         if part.get("units"):
             text.append(part["units"])
@@ -386,12 +452,13 @@ def render(result: Mapping[str, Any], logs: Logs | None = None) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def insert(page: str, text: str) -> str:
-    """``page`` with ``text`` between the marks. Raises ValueError unless each mark is there once, in order."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"the page must have {BEGIN} and behind it {END}, once each")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.split(END)[1]}"
+def insert(page: str, text: str, name: str) -> str:
+    """``page`` with ``text`` between the marks of ``name``. Raises ValueError unless each is there once, in order."""
+    begin, end = marks(name)
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"the page must have {begin} and behind it {end}, once each")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
 
 
 def main() -> int:
@@ -399,11 +466,11 @@ def main() -> int:
     parser.add_argument("json", type=Path, help="the result.json of ddtree_gpu.py")
     parser.add_argument("--into", type=Path, help="page whose marked section is replaced")
     args = parser.parse_args()
-    text = render(json.loads(args.json.read_text()), read_logs(args.json.with_name("logs.tar.xz")))
+    text = of_folder(args.json.parent)
     if args.into is None:
         sys.stdout.write(text)
     else:
-        args.into.write_text(insert(args.into.read_text(), text))
+        args.into.write_text(insert(args.into.read_text(), text, args.json.resolve().parent.name))
     return 0
 
 

@@ -91,6 +91,7 @@ class Server:
     Attributes:
         algorithm: ``none``, ``DFLASH`` or ``DDTREE``.
         pair: target and drafter of the models folder.
+        schedule: ``fixed`` or ``adaptive``, of the tree's budget.
         graphs: batch sizes of the CUDA graphs.
         start: ``""`` before, then ``starting``, ``ready``, ``exit N`` or ``not ready in N s``.
     """
@@ -101,6 +102,7 @@ class Server:
     pair: str = "lower"
     budget: int = 0
     topk: int = 8
+    schedule: str = "fixed"
     dtype: str = "bfloat16"
     patched: bool = True
     graphs: Sequence[int] = (1, 2, 4)
@@ -150,6 +152,8 @@ class Server:
         if self.algorithm == "DDTREE":
             flags += ["--speculative-ddtree-budget", str(self.budget)]
             flags += ["--speculative-ddtree-topk-cap", str(self.topk)]
+            if self.schedule != "fixed":
+                flags += ["--speculative-ddtree-budget-schedule", self.schedule]
         return flags
 
     def launch(self, site: Site) -> None:
@@ -329,6 +333,7 @@ class Server:
             "pair": self.pair,
             "budget": self.budget or None,
             "topk_cap": self.topk if self.algorithm == "DDTREE" else None,
+            "schedule": self.schedule if self.algorithm == "DDTREE" else None,
             "dtype": self.dtype,
             "tree": "patched" if self.patched else "unpatched",
             "environment": self.env,

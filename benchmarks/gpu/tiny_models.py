@@ -2,9 +2,10 @@
 
 The tiny pairs are those of ``tests/ddtree/cpu/make_models.py``; ``large`` gives them sizes that a GPU's kernels take
 (hidden 256, head 64, context 2048). ``OUT/random`` is ``lower`` with a drafter whose layer is random and used: it reads
-the context and is right now and then, at any rank; the target's texts are those of ``lower``. ``OUT/real`` and ``OUT/real-draft`` are configurations without weights, for
-``--load-format dummy``: with ``large`` the shape of Qwen3-8B and a DFLASH drafter of 5 layers to match, with ``small``
-the same kind of files in a tiny size, to try the run itself on a CPU.
+the context and is right now and then, at any rank; the target's texts are those of ``lower``. ``OUT/wide`` is another
+target, which can say any of its 29 words, with a random drafter. ``OUT/real`` and ``OUT/real-draft`` are configurations
+without weights, for ``--load-format dummy``: with ``large`` the shape of Qwen3-8B and a DFLASH drafter of 5 layers to
+match, with ``small`` the same kind of files in a tiny size, to try the run itself on a CPU.
 """
 
 from __future__ import annotations
@@ -77,6 +78,40 @@ def random_pair(models: ModuleType, out: Path) -> None:
         )
 
 
+def wide_pair(models: ModuleType, out: Path) -> None:
+    """Write ``wide``: a target of random weights that says any token but the first three, and a random drafter.
+
+    Each token speaks for two others, drawn at random, and the context decides between them: the texts walk over the
+    vocabulary, and fewer tokens compete for a place than if the embeddings were random alone, so that near ties of
+    bfloat16 are hardly more frequent than with three tokens.
+    """
+    generator = torch.Generator().manual_seed(7)
+    words = range(3, models.VOCABULARY)
+    embeddings = torch.randn(models.VOCABULARY, models.HIDDEN, generator=generator)
+    embeddings[:, 0] = 3.0
+    rows = models.head(tuple(words), generator)
+    for _ in range(2):
+        order = torch.randperm(len(words), generator=generator).tolist()
+        for word, place in zip(words, order, strict=True):
+            embeddings[word, 1:] += 2.0 * rows[words[place], 1:]
+    target = {
+        "model.norm.weight": torch.ones(models.HIDDEN),
+        "model.embed_tokens.weight": embeddings,
+        # halved: logits stay near 8, where neighbouring bfloat16 numbers are well within the rule for near ties
+        "lm_head.weight": rows / 2,
+    }
+    for index in range(models.LAYERS):
+        target |= models.layer(f"model.layers.{index}.", generator, 1.0)
+    draft = load_file(out / "lower-draft" / "model.safetensors")
+    draft |= models.layer("layers.0.", generator, 0.5)
+    for name, weights in (("", target), ("-draft", draft)):
+        shutil.copytree(out / f"lower{name}", out / f"wide{name}")
+        save_file(
+            {key: value.contiguous() for key, value in weights.items()},
+            out / f"wide{name}" / "model.safetensors",
+        )
+
+
 def main() -> None:
     maker, out, block, size = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     spec = importlib.util.spec_from_file_location("make_models", maker)
@@ -101,6 +136,7 @@ def main() -> None:
     models.main()
     if not (out / "random").exists():
         random_pair(models, out)
+    wide_pair(models, out)
     for name, config in zip(("real", "real-draft"), real_size(block, size == "large"), strict=True):
         (out / name).mkdir()
         (out / name / "config.json").write_text(json.dumps(config, indent=1))

@@ -324,3 +324,24 @@ def test_a_hook_is_found_under_the_hooks_of_others() -> None:
 def test_missing_hooks_are_named() -> None:
     there: dict[str, Any] = {"a.b": wrapped(original, one), "a.c": original, "a.d": None}
     assert check.missing_hooks({"a.b": one, "a.c": one, "a.d": two}, there.__getitem__) == ["a.c", "a.d"]
+
+
+@pytest.mark.parametrize("version", ["0.5.11", "0.5.11.post1", "0.5.11+ours"])
+def test_the_version_that_was_read_is_taken(version: str) -> None:
+    said: list[str] = []
+    check.refuse_version(version, said.append)
+    assert said == []
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.1", "0.5.110", "1.5.11"])
+def test_another_version_of_sglang_is_refused(version: str) -> None:
+    with pytest.raises(
+        DDTreeError, match=rf"written for sglang 0\.5\.11, this is {version}: .*overlay: none"
+    ):
+        check.refuse_version(version, pytest.fail)
+
+
+def test_a_tree_without_a_version_is_run_with_a_warning() -> None:
+    said: list[str] = []
+    check.refuse_version("0.0.0.dev0", said.append)
+    assert said == ["this sglang does not know its version (0.0.0.dev0); DDTREE was written for 0.5.11"]

@@ -105,7 +105,8 @@ def test_machine_paths_and_private_addresses_are_replaced() -> None:
         "": "never",
         "/": "never",
     }
-    text = "/tmp/run/site/x.py /tmp/run/logs /tmp/runner https://hub//tmp/run/m /root/a box7 box71 10.1.2.3 127.0.0.1"
+    text = "/tmp/run/site/x.py /tmp/run/logs /tmp/runner https://hub//tmp/run/m /root/a box7 box71 TEN.1.2.3 127.0.0.1"
+    text = text.replace("TEN", "10")
     assert evidence.mask_machine(text, names) == (
         "SITE/x.py WORK/logs /tmp/runner https://hub/WORK/m HOME/a gpu-host box71 192.0.2.1 127.0.0.1"
     )
@@ -184,6 +185,19 @@ def test_shares_of_a_step_come_from_lines_of_one_batch_size() -> None:
 )
 def test_first_difference(left: list[int], right: list[int], place: int | None) -> None:
     assert evidence.first_difference(left, right) == place
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([9, 9, 9, 9, 5, 6, 5, 6, 5, 6], 2),
+        ([1, 2, 3, 4, 7, 7, 7, 7], 1),
+        ([7, 7, 7, 7, 1, 2, 3, 4], None),
+        ([], None),
+    ],
+)
+def test_a_text_repeats_itself_if_its_second_half_does(tokens: list[int], expected: int | None) -> None:
+    assert evidence.period(tokens) == expected
 
 
 def judged(seen: list[int], best: list[tuple[float, int]], epsilon: float = 0.2) -> dict[str, Any]:
@@ -401,10 +415,66 @@ def test_command_lines_hold_what_a_server_is_asked_to_be(run: ddtree_gpu.Experim
     assert "--speculative-algorithm DDTREE" in line
     assert "--speculative-ddtree-budget 16 --speculative-ddtree-topk-cap 4" in line
     assert "--cuda-graph-bs 1 2 4" in line
+    assert "schedule" not in line
+    adaptive = run.tree_server(32, 8, schedule="adaptive").arguments(run.site)
+    assert "--speculative-ddtree-budget-schedule adaptive" in " ".join(adaptive)
     assert "--speculative" not in " ".join(run.server("plain").arguments(run.site))
     patched = run.site.environment(True, {})["PYTHONPATH"].split(":")
     assert patched == [str(run.site.plugin), str(run.site.patched), str(run.site.packages)]
     assert str(run.site.patched) not in run.site.environment(False, {})["PYTHONPATH"]
+
+
+def test_the_script_and_the_engine_of_a_run_are_recorded(
+    run: ddtree_gpu.Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[2]
+    said = {"packages": {"sglang": "0.5.11"}, "gpu": "x"}
+    done = subprocess.CompletedProcess([], 0, json.dumps(said), "")
+    monkeypatch.setattr(ddtree_gpu.subprocess, "run", lambda *_, **__: done)
+    run.attempt("env", "versions", run.env)
+    result = recorded(run)
+    assert report.changed_since(result, root) == []
+    result["parts"]["env"]["seen"]["sha256"] |= {"tree.py": "other", "gone.py": "x", ddtree_gpu.PATCH: "y"}
+    del result["parts"]["env"]["seen"]["script_sha256"]["servers.py"]
+    assert report.changed_since(result, root) == [
+        "benchmarks/gpu/servers.py",
+        "ddtree_sglang/gone.py",
+        "ddtree_sglang/tree.py",
+        f"patches/sglang-0.5.11/{ddtree_gpu.PATCH}",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_greedy_ones_among_the_mixed_are_compared_each_with_plain_alone(
+    run: ddtree_gpu.Experiment, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run.server("plain")
+    monkeypatch.setattr(run, "ready", lambda server: server)
+    asked: list[tuple[list[int], int, dict[str, Any]]] = []
+
+    def ask(
+        self: servers.Server, ids: list[int], tokens: int, body: Any = None, **more: Any
+    ) -> servers.Answer:
+        if body:
+            meta = {"output_top_logprobs": [[[-0.1, 8, None], [-3.0, 13, None]]]}
+            return servers.Answer([8], meta, "", 200)
+        asked.append((ids, tokens, more))
+        return servers.Answer([8] * tokens, {}, "", 200)
+
+    monkeypatch.setattr(servers.Server, "ask", ask)
+    run.reference["lower"] = {"server": plain}
+    seen = servers.Answer([8, 13, 8] if wrong else [8, 8, 8], {}, "", 200)
+    jobs = [(0, [4], 3, {}, seen), (2, [5, 6], 2, ddtree_gpu.STOPPING, servers.Answer([8, 8], {}, "", 200))]
+    spans = {0: ("plain", 0.0, 2.0), 1: ("sampled", 1.0, 3.0), 2: ("stop", 4.0, 5.0)}
+    run.soak_greedy(jobs, spans)
+    assert asked == [([4], 3, {}), ([5, 6], 2, ddtree_gpu.STOPPING)]
+    outcome = run.parts["soak"]["greedy"]
+    assert (outcome["requests"], outcome["equal"], len(outcome["mismatches"])) == (2, 2 - wrong, int(wrong))
+    assert (outcome["tokens"], outcome["tokens_equal"]) == (5, 3 if wrong else 5)
+    assert outcome["while_a_sampled_one_was_asked"] == 1
+    assert [check["passed"] for check in run.parts["soak"]["checks"]] == [True, not wrong, True]
+    run.write()
+    assert "2 compared, 1 of them asked while a sampled one was" in report.render(recorded(run))
 
 
 def test_the_grid_holds_every_budget_and_topk_once() -> None:
@@ -482,7 +552,7 @@ def test_the_models_of_a_run_are_all_made(tmp_path: Path, size: str) -> None:
     maker, script = here / "cpu" / "make_models.py", here.parents[1] / "benchmarks" / "gpu" / "tiny_models.py"
     subprocess.run([sys.executable, str(script), str(maker), str(tmp_path / "m"), "8", size], check=True)
     made = {path.name for path in (tmp_path / "m").iterdir()}
-    pairs = {row[2] for row in ddtree_gpu.GRID} | {"top", "real"}
+    pairs = {row[2] for row in ddtree_gpu.GRID} | {"top", "wide", "real"}
     assert {name for pair in pairs for name in (pair, f"{pair}-draft")} <= made
     assert json.loads((tmp_path / "m" / "random-draft" / "config.json").read_text())["block_size"] == 8
     lower, other = (load(tmp_path / "m" / name / "model.safetensors") for name in ("lower", "random"))
@@ -531,29 +601,74 @@ def test_a_report_names_failures_and_figures(run: ddtree_gpu.Experiment) -> None
 
 
 def test_a_report_goes_between_the_marks_of_a_page_and_nowhere_else() -> None:
-    page = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
-    once = report.insert(page, "new\n")
-    assert once == f"above\n{report.BEGIN}\n\nnew\n\n{report.END}\nbelow\n"
-    assert report.insert(once, "new") == once
+    (begin, end), other = report.marks("a"), "\n".join(report.marks("b"))
+    page = f"above\n{begin}\nold\n{end}\nbelow\n{other}\n"
+    once = report.insert(page, "new\n", "a")
+    assert once == f"above\n{begin}\n\nnew\n\n{end}\nbelow\n{other}\n"
+    assert report.insert(once, "new", "a") == once
     with pytest.raises(ValueError, match="once each"):
-        report.insert("nothing", "new")
+        report.insert(page, "new", "c")
 
 
-RECORDED = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
+def test_a_part_that_was_not_asked_for_has_no_section(tmp_path: Path) -> None:
+    args = ddtree_gpu.parse(["--site", str(tmp_path), "--out", str(tmp_path / "out"), "--only", "crash"])
+    run = ddtree_gpu.Experiment(args)
+    run.site = None  # type: ignore[assignment]
+    run.out.mkdir()
+    run.write()
+    text = report.render(recorded(run))
+    assert "### The crash" in text
+    assert "### Mixed requests" not in text
+    assert "| soak | not run | 0 of 0 | - | the part: not asked for (--only) |" in text
 
 
-def test_the_recorded_evidence_is_what_the_page_shows() -> None:
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "docs" / "evidence" / "h200"
+FINAL = RECORDED.with_name("h200-final")
+
+
+@pytest.mark.parametrize("folder", [RECORDED, FINAL], ids=lambda folder: folder.name)
+def test_the_recorded_evidence_is_what_the_page_shows(folder: Path) -> None:
     page = (RECORDED.parent / "README.md").read_text()
-    text = report.render(
-        json.loads((RECORDED / "result.json").read_text()), report.read_logs(RECORDED / "logs.tar.xz")
-    )
-    assert report.insert(page, text) == page
+    assert report.insert(page, report.of_folder(folder), folder.name) == page
+    assert (report.of_folder(folder) == report.ABSENT) is not folder.exists()
 
 
-def test_the_recorded_evidence_names_no_machine() -> None:
-    texts = report.read_logs(RECORDED / "logs.tar.xz")
-    assert {"crash", "refused", "run", "plain", "real-none"} <= set(texts)
-    texts |= {path.name: path.read_text() for path in RECORDED.iterdir() if path.suffix != ".xz"}
+def listed(page: str) -> dict[str, str]:
+    """Files of ``changed-since.md`` with their reasons."""
+    return dict(re.findall(r"^- `([^`]+)`: (\S.*)$", page, re.MULTILINE))
+
+
+def test_the_last_run_was_made_with_this_tree_or_the_page_says_what_changed() -> None:
+    page = (RECORDED.parent / "changed-since.md").read_text()
+    if not FINAL.exists():
+        assert listed(page) == {}
+        return
+    result = json.loads((FINAL / "result.json").read_text())
+    assert report.changed_since(result, ROOT) == sorted(listed(page))
+
+
+def test_what_the_last_run_ran_passed() -> None:
+    if not FINAL.exists():
+        return
+    result = json.loads((FINAL / "result.json").read_text())
+    asked = {name: part for name, part in result["verdicts"].items() if part != "not run"}
+    assert {"env", "crash", "equality", "soak"} <= set(asked)
+    assert set(asked.values()) == {"pass"}
+    assert "error" not in result
+
+
+def test_a_changed_file_needs_a_reason() -> None:
+    assert listed("# x\n\n- `a/b.py`: words only\n- `c.py`:\n- no file\n") == {"a/b.py": "words only"}
+
+
+@pytest.mark.parametrize(
+    "folder", [path for path in (RECORDED, FINAL) if path.exists()], ids=lambda f: f.name
+)
+def test_the_recorded_evidence_names_no_machine(folder: Path) -> None:
+    texts = report.read_logs(folder / "logs.tar.xz")
+    assert {"crash", "refused", "plain"} <= set(texts)
+    texts |= {path.name: path.read_text() for path in folder.iterdir() if path.suffix != ".xz"}
     assert "crash.log" in texts
     for name, text in texts.items():
         assert not re.findall(r"(?<![\w.])/(?:home|mnt|opt|root|srv|tmp|usr|var|work)/[^\s'\"]*", text), name

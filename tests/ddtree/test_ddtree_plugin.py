@@ -235,3 +235,15 @@ def test_a_refused_request_is_told_by_the_algorithm_it_asked(
     assert all(kept.min_new_tokens == 0 and kept.repetition_penalty == 1.0 for kept in left)
     assert told("DFLASH", min_new_tokens=3) is None and left[-1].min_new_tokens == 3
     assert told("DFLASH", logprob=True).startswith("DFLASH")
+
+
+def test_nothing_is_registered_in_another_sglang(real_plugin: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sglang.version
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    calls: list[object] = []
+    monkeypatch.setattr(sglang.version, "__version__", "0.5.12")
+    monkeypatch.setattr(HookRegistry, "register", lambda *args: calls.append(args))
+    with pytest.raises(DDTreeError, match=r"this is 0\.5\.12"):
+        plugin.register()
+    assert calls == []
