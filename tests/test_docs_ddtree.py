@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -15,7 +19,7 @@ from ddtree_ops.diagnose.library import load_library
 from ddtree_ops.inventory.models import RuntimeSpec
 from ddtree_ops.lint import facts_of, rules_tree
 from ddtree_ops.runtime import build
-from ddtree_sglang import check, flags
+from ddtree_sglang import check, flags, plugin
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/ddtree.md").read_text("utf-8")
@@ -149,18 +153,130 @@ def memory_rows() -> Iterator[tuple[int, list[str]]]:
         yield int(row[0]), [cell.strip() for cell in row[1].split("|")]
 
 
-def test_the_table_of_memory_follows_the_formulas() -> None:
+@dataclass
+class Buffer:
+    """As much of a tensor as its size takes."""
+
+    nbytes: int
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], dict[str, int]]:
+    """Bytes by name of what sglang's own ``init_cuda_graph_state``, with the plugin's hook, asks of torch."""
+    sizes = {"float32": 4, "int32": 4, "int64": 8, "uint8": 1}
+
+    def zeros(shape: int | tuple[int, ...], *, dtype: str, device: str) -> Buffer:
+        return Buffer(sizes[dtype] * math.prod(shape if isinstance(shape, tuple) else (shape,)))
+
+    def full(shape: tuple[int, ...], value: int, **kinds: str) -> Buffer:
+        return zeros(shape, **kinds)
+
+    torch = SimpleNamespace(zeros=zeros, full=full, **{name: name for name in sizes})
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    source = build(RuntimeSpec()).read("sglang/srt/layers/attention/triton_backend.py")
+    assert source is not None
+    (backend_class,) = [
+        node for node in ast.parse(source).body if getattr(node, "name", "") == "TritonAttnBackend"
+    ]
+    assert isinstance(backend_class, ast.ClassDef)
+    (function,) = [
+        node for node in backend_class.body if getattr(node, "name", "") == "init_cuda_graph_state"
+    ]
+    names: dict[str, Any] = {"torch": torch, "Optional": Optional}
+    exec(compile(ast.Module([function], []), "triton_backend.py", "exec"), names)
+
+    def made(batch: int, tokens: int) -> dict[str, int]:
+        backend = SimpleNamespace(
+            ddtree_tokens=tokens,
+            num_draft_tokens=tokens,
+            max_context_len=CONTEXT,
+            device="cuda",
+            num_head=HEADS,
+            max_kv_splits=8,
+            v_head_dim=WIDTH,
+            swa_v_head_dim=None,
+            sliding_window_size=None,
+            skip_prefill=False,
+        )
+        plugin.size_graph_state(names["init_cuda_graph_state"], backend, batch, batch * tokens)
+        return {name: part.nbytes for name, part in vars(backend).items() if isinstance(part, Buffer)}
+
+    return made
+
+
+def parts(held: dict[str, int]) -> tuple[int, int]:
+    """Indices and mask; partial sums of the attention. All that is held is in one of them, but a few bytes."""
+    indices = held["cuda_graph_kv_indices"] + held["cuda_graph_custom_mask"]
+    attention = held["cuda_graph_attn_logits"] + held["cuda_graph_attn_lse"]
+    assert sum(held.values()) - indices - attention < 1000
+    return indices, attention
+
+
+def test_the_table_of_memory_is_what_the_plugin_takes(measured: Callable[[int, int], dict[str, int]]) -> None:
     rows = dict(memory_rows())
     assert sorted(rows) == [7, 16, 32, 64]
     for budget, cells in rows.items():
-        tokens = budget + 1
-        indices = tokens * (9 * CONTEXT + tokens)
-        attention = tokens * HEADS * 8 * (WIDTH + 1) * 4
-        logits = tokens * VOCABULARY * 4
-        together = indices + attention + logits
-        wanted = [f"{part / 1e6:.1f} MB" for part in (indices, attention, logits, together)]
-        wanted += [f"{together * size / 1e9:.2f} GB" for size in (8, 24)]
+        logits = (budget + 1) * VOCABULARY * 4
+
+        def taken(batch: int, budget: int = budget, logits: int = logits) -> int:
+            return sum(parts(measured(batch, budget + 1))) + batch * logits
+
+        wanted = [f"{part / 1e6:.1f} MB" for part in (*parts(measured(1, budget + 1)), logits, taken(1))]
+        wanted += [f"{taken(size) / 1e9:.2f} GB" for size in (8, 24)]
         assert cells == wanted, budget
+
+
+def test_the_formulas_of_memory_are_what_the_plugin_takes(
+    measured: Callable[[int, int], dict[str, int]],
+) -> None:
+    formulas = re.findall(r"^\| [^|]*\(triton[^|]*\| `([^`]+)`", section("Memory"), re.MULTILINE)
+    assert len(formulas) == 2
+    for batch, tokens in ((1, 8), (24, 33), (5, 65)):
+        values = {"b": batch, "N": tokens, "context": CONTEXT, "heads": HEADS, "width": WIDTH}
+        found = [
+            eval(text.replace(" x ", " * ").replace("value width", "width"), {}, values) for text in formulas
+        ]
+        assert tuple(found) == parts(measured(batch, tokens))
+        assert rules_tree.mask_bytes(batch, tokens, CONTEXT, overlay=True) == found[0], "what lint reckons"
+
+
+def tree_builder() -> dict[str, Any]:
+    """What ``ddtree_sglang.tree`` counts prefixes with, taken from its source: the module itself needs torch."""
+    wanted = ("_prefixes", "MAX_CANDIDATES", "_NEVER")
+    nodes = [
+        node
+        for node in ast.parse(SOURCES["tree"]).body
+        if getattr(node, "name", "") in wanted
+        or (isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in wanted)
+    ]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(nodes, []), "tree.py", "exec"), names)
+    return names
+
+
+def test_lint_counts_the_candidates_of_a_tree_as_its_builder_does() -> None:
+    builder = tree_builder()
+    assert (builder["MAX_CANDIDATES"], builder["_NEVER"]) == (
+        rules_tree.MAX_CANDIDATES,
+        1 << rules_tree._COST_BITS,
+    )
+    assert "(depth * _NEVER) << shift >= 1 << 63" in SOURCES["tree"]
+    for depth, width, budget in itertools.product((1, 2, 3, 7), (1, 2, 5, 8), (1, 3, 7, 20, 64)):
+        found = rules_tree.candidates(depth, min(width, budget), budget)
+        assert found == len(builder["_prefixes"](depth, min(width, budget), budget)), (depth, width, budget)
+
+
+def test_the_largest_budgets_of_the_page_are_so() -> None:
+    builder = tree_builder()
+    said = re.findall(r"(\d+) for block (\d+)", section("What is refused"))
+    assert len(said) == 3
+    for budget, block in said:
+        depth = int(block) - 1
+        assert len(builder["_prefixes"](depth, 8, int(budget))) <= builder["MAX_CANDIDATES"]
+        assert rules_tree.candidates(depth, 8, int(budget)) <= rules_tree.MAX_CANDIDATES
+        assert rules_tree.candidates(depth, 8, int(budget) + 1) > rules_tree.MAX_CANDIDATES
+        with pytest.raises(ValueError, match="more than 65536 candidates"):
+            builder["_prefixes"](depth, 8, int(budget) + 1)
 
 
 def pages() -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,24 @@ def test_nothing_committed_names_an_address_of_a_real_machine():
     assert files
     found = [str(path) for path in files if path.is_file() and address.search(path.read_bytes())]
     assert found == []
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", str(ROOT / "tools/system-packages.sh")],
+        env={**os.environ, "PYTHON": "nosuchpython", "DDTREE_OPS_SKIP_LAB": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("there is no nosuchpython: ")
+
+
+def test_the_source_distribution_holds_what_its_tests_read() -> None:
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "sdist"
+    ]
+    assert {"tests", "docs", "benchmarks", "tools", "Makefile", "patches", "ddtree_sglang"} <= set(
+        included["include"]
+    )
+    assert all((ROOT / name).exists() for name in included["include"])

@@ -3,10 +3,15 @@
 # cannot be done. `system-packages.sh test` adds what only the tests need. DDTREE_OPS_SKIP_LAB=1: no lab hosts, no root.
 set -eu
 
+python=${PYTHON:-python3}
+if ! command -v "$python" >/dev/null 2>&1 && [ -n "${PYTHON:-}" ] && [ "$python" != python3 ]; then
+    echo "there is no $python: name one that is there, make PYTHON=python3.12 ..." >&2
+    exit 1
+fi
 packages=""
 want() { command -v "$1" >/dev/null 2>&1 || packages="$packages $2"; }
 want git git
-"${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"
+"$python" -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"
 if [ "${DDTREE_OPS_SKIP_LAB:-}" != 1 ]; then
     want mmdebstrap mmdebstrap
     want systemd-nspawn systemd-container

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -201,14 +203,20 @@ def check(
     """Tell pristine, patched, foreign and leftover diagnostics, and prove the graph sizing on the source itself; say
     whether DDTREE is there, by the overlay or by the tree itself.
 
-    Exit code 0: known files, target-verify sized for budget + 1; 5: wrong size, or diagnostics left in; 8: foreign
-    files, or an altered overlay, that nobody can vouch for.
+    Exit code 0: known files, target-verify sized for budget + 1; 5: wrong size, diagnostics left in, or no DDTREE on a
+    host whose service wants it; 8: foreign files, or an altered overlay, that nobody can vouch for.
     """
     result = _check(what, inventory, service, block_size, budget)
     if as_json:
         print_json(result.to_json())
     else:
         _print_check(what, result)
+        if result.tree_wanted and result.overlay is not None and (result.lacks_tree or not result.overlay.ok):
+            again = f"ddtree-ops {'' if inventory is None else f'-i {shlex.quote(inventory)} '}deploy {what}"
+            lacking = (
+                "the service wants DDTREE and its release has none" if result.lacks_tree else "as built again"
+            )
+            out.print(f"  {lacking}: {again}", markup=False, soft_wrap=True, style="yellow")
     raise typer.Exit(int(exit_code_of(result.verdict)))
 
 
@@ -229,6 +237,7 @@ def _check(
             bundle.root.parent, description=spec.description, block_size=block_size or 8, budget=budget or 32
         )
     from ddtree_ops.cli.common import open_session
+    from ddtree_ops.runtime.overlay import DDTREE
     from ddtree_ops.service.layout import Layout
 
     targets = select(loaded, [what], service=service)
@@ -243,7 +252,7 @@ def _check(
         if session.read_file(f"{current}/manifest.json") is None:
             raise NotDeployed(target.service.unit, target.host.name)
         found = session.hash_tree(current) or ()
-        return check_source(
+        found_out = check_source(
             lambda path: session.read_file(f"{current}/{path}"),
             where=f"{target.host.name}:{current}",
             hashes={entry.path: entry.sha256 for entry in found},
@@ -251,6 +260,8 @@ def _check(
             block_size=block_size or (speculative.block_size if speculative else 8),
             budget=budget or (speculative.budget if speculative else None) or 32,
         )
+        wanted = speculative is not None and speculative.algorithm.upper() == DDTREE
+        return replace(found_out, tree_wanted=wanted)
 
 
 def _print_check(what: str, result: PatchCheck) -> None:

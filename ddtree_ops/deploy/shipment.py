@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddtree_ops.deploy.frame import Frame
 from ddtree_ops.errors import BuildError, OpsError, RemoteError
 from ddtree_ops.inventory.models import Target
+from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import EventKind
 from ddtree_ops.runtime import Bundle, PatchCheck, PatchState, build, check_bundle, check_source, compare
@@ -134,8 +135,10 @@ class Shipment:
         """
         bundle = self.needed()
         release = self._layout.release(bundle.digest)
+        found: Sequence[FileEntry] = ()
         if not self._verified_on_push:
-            differences = compare(bundle.files, self._session.hash_tree(release) or [])
+            found = self._session.hash_tree(release) or ()
+            differences = compare(bundle.files, found)
             if differences:
                 raise RemoteError(
                     f"{len(differences)} files of release {bundle.digest[:12]} are not as built",
@@ -145,7 +148,9 @@ class Shipment:
         check = self._runner if self._verified_on_push else None
         if check is None:
             check = check_source(
-                lambda path: self._session.read_file(f"{release}/{path}"), **self._runner_wanted()
+                lambda path: self._session.read_file(f"{release}/{path}"),
+                hashes={entry.path: entry.sha256 for entry in found} if found else None,
+                **self._runner_wanted(),
             )
         speculative = self._target.service.speculative
         self.patched = not check.absent if check.state is not PatchState.FOREIGN else None

@@ -29,6 +29,7 @@ from ddtree_ops.remote.session import Reply, Request, Session, answers
 from ddtree_ops.results import Verdict
 from ddtree_ops.runtime import (
     Bundle,
+    OverlayState,
     PatchState,
     check_bundle,
     check_source,
@@ -556,26 +557,32 @@ def _lock(reply: Reply | Exception, unit: str) -> tuple[str, str]:
 
 def _patch(target: Target, session: Session, layout: Layout, release: str, bundle: Bundle | None) -> Patch:
     """Proven on the source of the release. Of one that this machine built itself the content is known by its digest:
-    proven once and remembered; of another the few files that tell are read on the host."""
+    proven once and remembered; of another the few files that tell are read on the host. The entry point of the
+    overlay is read there in any case."""
     folder = layout.release(release)
     wanted = runner_wanted(target, folder)
 
     def read(name: str) -> bytes | None:
         return session.read_file(f"{folder}/{name}")
 
-    overlay = ""
     try:
+        named = plugin_named(load_description(target.runtime.description).overlay, read)
         if bundle is not None and bundle.digest == release:
             check = check_bundle(bundle, **wanted)
         else:
             check = check_source(read, **wanted)
-            overlay = plugin_named(load_description(target.runtime.description).overlay, read)
     except (OpsError, OSError, ValueError) as error:
         return Patch(summary=redact(str(error)))
     speculative = target.service.speculative
     needed = speculative is not None and speculative.algorithm == "DDTREE"
     sized = check.sizing.ok if needed and check.sizing is not None else None
-    return Patch(_WORDS[check.state], sized, check.summary, check.overlay.short if check.overlay else overlay)
+    if check.overlay is not None and not named:
+        named = {
+            OverlayState.ABSENT: check.overlay.short,
+            OverlayState.WHOLE: f"{check.overlay.label} WITHOUT an entry point",
+            OverlayState.ALTERED: f"{check.overlay.label}, not as shipped",
+        }[check.overlay.state]
+    return Patch(_WORDS[check.state], sized, check.summary, named)
 
 
 # ------------------------------------------------------------------------------------------------ all hosts

@@ -14,6 +14,7 @@ of its own.
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -461,7 +462,15 @@ def _read_shipped(path: Path) -> Signature:
     return Signature.model_validate(yaml.load(path.read_bytes(), loader), context={"shipped": True})
 
 
-@lru_cache(maxsize=1)
+_guard = threading.Lock()
+
+
 def _shipped() -> Library:
+    with _guard:  # a deploy asks from several threads, and reading takes half a second of processor
+        return _read_all()
+
+
+@lru_cache(maxsize=1)
+def _read_all() -> Library:
     read = {path: _read_shipped(path) for path in signature_files(DIRECTORY)}
     return Library(read.values(), {signature.id: path for path, signature in read.items()})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ddtree_ops.attention import CHAIN_BACKENDS, has_mla
 from ddtree_ops.lint.model import Case, Cite, Found, Severity, rule
 
-__all__ = ["GraphSizes", "graph_sizes"]
+__all__ = ["GraphSizes", "candidates", "graph_sizes", "mask_bytes"]
 
 _ARGS = "srt/server_args.py"
 _RUNNER = "srt/model_executor/cuda_graph_runner.py"
@@ -302,6 +302,49 @@ def _default_backend(case: Case) -> Iterator[Found]:
         )
 
 
+MAX_CANDIDATES = 65536
+_KEY_BITS, _COST_BITS = 63, 42
+_TOPK_CAP = 8
+
+
+def candidates(depth: int, width: int, budget: int) -> int:
+    """Prefixes that can be among the ``budget`` likeliest, as ``ddtree_sglang.tree`` counts them.
+
+    :param depth: block size - 1. :param width: branches of a node.
+    :returns: exact up to ``MAX_CANDIDATES``, else some number above it.
+    """
+    level, found = [(1, 0)], 0
+    for _ in range(depth):
+        following: list[tuple[int, int]] = []
+        for product, before in level:
+            most = min(width, (budget - before) // product, MAX_CANDIDATES + 1 - found)
+            following += [(product * rank, before + product * rank) for rank in range(1, most + 1)]
+            found += most
+            if found > MAX_CANDIDATES:
+                return found
+        if not following:
+            break
+        level = following
+    return found
+
+
+def _too_large(case: Case) -> Iterator[Found]:
+    speculative = case.service.speculative
+    if speculative is None or speculative.budget is None:
+        return
+    budget, depth = speculative.budget, speculative.block_size - 1
+    width = min(speculative.topk_cap or _TOPK_CAP, budget)
+    found = candidates(depth, width, budget)
+    tree = f"a tree of {budget} nodes over {depth} depths and {width} branches"
+    said = ""
+    if found > MAX_CANDIDATES:
+        said = f"{tree} has more than {MAX_CANDIDATES} candidates"
+    elif (depth << _COST_BITS + max(found, budget).bit_length()) >= 1 << _KEY_BITS:
+        said = f"{tree} does not fit into a key of {_KEY_BITS} bits"
+    if said:
+        yield Found(said, "lower speculative.budget, or speculative.topk_cap", ("speculative", "budget"))
+
+
 _REFUSED: dict[str, tuple[float | str | None, str]] = {
     "attn-cp-size": (1.0, "context parallelism"),
     "enable-attn-tp-input-scattered": (None, "inputs scattered over ranks"),
@@ -316,6 +359,7 @@ _REFUSED: dict[str, tuple[float | str | None, str]] = {
     "enable-single-batch-overlap": (None, "single-batch overlap"),
     "enable-streaming-session": (None, "streaming sessions"),
     "enable-torch-compile": (None, "torch.compile"),
+    "lora-paths": (None, "LoRA adapters, which it switches on"),
     "moe-a2a-backend": ("none", "an all-to-all backend for experts"),
     "moe-dense-tp-size": (None, "dense layers of another tensor-parallel size"),
     "rl-on-policy-target": (None, "deterministic inference, which it switches on"),
@@ -337,6 +381,7 @@ _REFUSED: dict[str, tuple[float | str | None, str]] = {
 def _overlay_refuses(case: Case) -> Iterator[Found]:
     if not case.overlay:
         return
+    yield from _too_large(case)
     for key, (taken, what) in _REFUSED.items():
         given = case.arg(key)
         if given is None or (not given.words and taken is not None):
@@ -762,9 +807,9 @@ def _max_batch(case: Case) -> Iterator[Found]:
     "graph-memory",
     Severity.WARN,
     "memory of the tree's masks, indices and logits against what is left of a GPU",
-    reason="Triton keeps 9 bytes (a 64-bit index and a mask byte) for each batch x (budget + 1) x context, and the logits "
-    "take 4 bytes for each batch x (budget + 1) x vocabulary. What does not fit fails when the graphs are captured, at the "
-    "very end of a load.",
+    reason="Triton keeps a mask byte for each batch x (budget + 1) x context, a 64-bit index for each batch x context (with "
+    "a DDTREE that is not the overlay's for each of the mask bytes), and the logits take 4 bytes for each batch x "
+    "(budget + 1) x vocabulary. What does not fit fails when the graphs are captured, at the very end of a load.",
     sources=[Cite(_ATTENTION + "triton_backend.py", 519, "self.cuda_graph_custom_mask = torch.zeros(")],
 )
 def _graph_memory(case: Case) -> Iterator[Found]:
@@ -783,7 +828,7 @@ def _graph_memory(case: Case) -> Iterator[Found]:
         )
         return
     batch = sizes.kept[-1]
-    masks = 9 * batch * tokens * context / _GIB
+    masks = mask_bytes(batch, tokens, context, overlay=case.overlay) / _GIB
     logits = 4 * batch * tokens * (_KIMI_VOCABULARY if known else 0) / _GIB
     left, how = _left(case, gpu.memory_gb)
     if masks + logits > left:
@@ -794,6 +839,18 @@ def _graph_memory(case: Case) -> Iterator[Found]:
             "lower args.cuda-graph-max-bs, args.context-length, speculative.budget or args.mem-fraction-static",
             ("speculative", "budget"),
         )
+
+
+def mask_bytes(batch: int, tokens: int, context: int, *, overlay: bool) -> int:
+    """Bytes of the indices and the mask of triton's graphs.
+
+    :param tokens: of a request in a verify step, budget + 1.
+    :param overlay: as ``ddtree_sglang.plugin.size_graph_state`` makes them; else as sglang 0.5.11 does, which counts
+        the indices by tokens too.
+    """
+    if overlay:
+        return batch * (8 * context + tokens * (context + tokens))
+    return 9 * batch * tokens * context
 
 
 def _left(case: Case, memory_gb: float) -> tuple[float, str]:

@@ -17,14 +17,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.errors import BuildError, OpsError
+from ddtree_ops.launchflags import __file__ as launchflags_code
 from ddtree_ops.paths import cache_dir
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.runtime.description import Description, PatchFile, load_description
 from ddtree_ops.runtime.overlay import DDTREE, OVERLAY, Overlay, brings_own, flags_of
+from ddtree_ops.runtime.overlay import __file__ as overlay_code
 from ddtree_ops.runtime.series import Content, apply_series
 from ddtree_ops.runtime.tree import (
     DirectoryTree,
@@ -213,6 +216,11 @@ def _build(spec: RuntimeSpec, progress: Progress | None) -> Bundle:
         if progress:
             fresh = count(sum(not one.already for one in applied), "patch")
             progress(f"building from {tree.label} with {fresh}{_and_overlay(overlay, why_not)}")
+            misfit = overlay.misfit(tree.version) if overlay and not why_not else ""
+            if misfit:
+                progress(
+                    f"warning: {overlay.label if overlay else ''}: {misfit}; it may not start, or serve wrongly"
+                )
         bundle = _store(tree, changes)
         origin = {
             "base": base.facts(tree),
@@ -317,8 +325,15 @@ def _bundles() -> Path:
 def _key(identity: Mapping[str, Any], patches: Sequence[PatchFile], overlay: Overlay | None) -> str:
     content: list[Any] = [_SCHEMA, identity, [[patch.name, patch.sha256] for patch in patches]]
     if overlay is not None:
-        content.append(overlay.sha256)
+        content += [overlay.sha256, _rule()]
     return hashlib.sha256(_canonical(content)).hexdigest()
+
+
+@cache
+def _rule() -> str:
+    """Of the code that decides whether a base has DDTREE itself: another may decide otherwise."""
+    code = b"".join(Path(path).read_bytes() for path in (launchflags_code, overlay_code))
+    return hashlib.sha256(code).hexdigest()
 
 
 def _base_of(spec: RuntimeSpec, description: Description, progress: Progress | None) -> _Base:

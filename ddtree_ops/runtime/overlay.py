@@ -58,6 +58,13 @@ class Overlay:
         """``ddtree_sglang 0.1.0``."""
         return f"{self.package} {self.version}"
 
+    def misfit(self, version: str) -> str:
+        """What it is written for and what a tree of ``version`` is; empty where that is one, or the tree's unknown."""
+        package, _, wanted = self.requires.partition("==")
+        if not version or not wanted or version == wanted:
+            return ""
+        return f"it is written for {package} {wanted}, and the tree is {version}"
+
     @property
     def dist_info(self) -> str:
         """Folder of the metadata within a bundle."""

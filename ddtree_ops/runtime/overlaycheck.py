@@ -20,6 +20,8 @@ GROUP = "sglang.srt.plugins"
 """Group of entry points by which sglang finds plugins."""
 
 _ABOUT = re.compile(r"^--speculative-(?!eagle|ngram).*(?:tree|budget|topk)")
+_ENTRY_POINTS = re.compile(r"[^/]+\.(?:dist|egg)-info/entry_points\.txt")
+_SGLANG = re.compile(r"sglang-([^/-]+)\.dist-info/")
 _METADATA = re.compile(rf"{OVERLAY}-[^/]+\.dist-info/")
 
 
@@ -29,7 +31,7 @@ class OverlayState(StrEnum):
     WHOLE = "whole"
     """The package and the metadata of its entry point, byte for byte."""
     ALTERED = "altered"
-    """There, but files are missing, changed or more."""
+    """There, but files are missing, changed or more, or other metadata in the tree name its plugin too."""
     ABSENT = "absent"
 
 
@@ -45,6 +47,7 @@ class OverlayCheck:
     :param own: whether the tree has DDTREE itself; None: its flags cannot be read.
     :param offers: whether ``--speculative-algorithm DDTREE`` is taken, with the overlay where there is one; None: not
         known.
+    :param misfit: what the overlay is written for and what the tree is, where they differ by the tree's metadata.
     """
 
     label: str
@@ -54,11 +57,13 @@ class OverlayCheck:
     plugins: tuple[str, ...] = ()
     own: bool | None = None
     offers: bool | None = None
+    misfit: str = ""
 
     @property
     def ok(self) -> bool:
-        """False for an altered overlay, and for one in a tree that has the algorithm itself."""
-        return self.state is OverlayState.ABSENT or (self.state is OverlayState.WHOLE and not self.own)
+        """False for an altered overlay, for one in a tree that has the algorithm itself or is of another version."""
+        whole = self.state is OverlayState.WHOLE and not self.own and not self.misfit
+        return self.state is OverlayState.ABSENT or whole
 
     @property
     def short(self) -> str:
@@ -89,6 +94,8 @@ class OverlayCheck:
         )
         if self.flags:
             text += f"; adds {DDTREE if self.offers else 'no algorithm'} and {', '.join(self.flags)}"
+        if self.misfit:
+            text += f"; {self.misfit}"
         if self.own:
             text += f"; the tree has {DDTREE} itself: two of them"
         return text
@@ -104,6 +111,7 @@ class OverlayCheck:
             "plugins": list(self.plugins),
             "own": self.own,
             "offers": self.offers,
+            "misfit": self.misfit,
         }
 
 
@@ -112,7 +120,8 @@ def check_overlay(
 ) -> OverlayCheck:
     """Compare a tree with the overlay.
 
-    :param hashes: hex sha256 by path of what the tree holds of it; other paths are passed over, byte code too.
+    :param hashes: hex sha256 by path of what the tree holds; byte code is passed over, and so are other paths, but for
+        entry points: sglang keeps the last plugin of a name, so another of the overlay's name is a difference.
     :param read: content by path within the tree, None where there is no such file: asked for the files of the flags.
     :raises BuildError: a file of the overlay cannot be read on this machine.
     """
@@ -121,15 +130,22 @@ def check_overlay(
         for path, digest in hashes.items()
         if (path.startswith(f"{OVERLAY}/") or _METADATA.match(path)) and "__pycache__" not in path.split("/")
     }
-    differences = tuple(_differences(overlay.hashes, there))
+    named = set(overlay.entry_points.get(GROUP, ()))
+    again = tuple(
+        Difference(path, "extra", "", hashes[path])
+        for path in sorted(hashes.keys() - there.keys())
+        if _ENTRY_POINTS.fullmatch(path) and named & set(plugins_of([path], read))
+    )
+    differences = (*_differences(overlay.hashes, there), *again)
     same = {path for path, digest in there.items() if overlay.hashes.get(path) == digest}
     plain = flags_of(read)
     own = brings_own(plain, read)
-    if not any(path.startswith(f"{OVERLAY}/") for path in there):
+    if not there:
         about = tuple(name for name in plain.options if _ABOUT.search(name)) if plain and own else ()
         return OverlayCheck(overlay.label, OverlayState.ABSENT, flags=about, own=own, offers=own)
     plugins = plugins_of(there, lambda path: overlay.files[path] if path in same else read(path))
     extended = extended_flags(plain, read) if plain is not None and plugins else plain
+    gone = not any(path.startswith(f"{OVERLAY}/") for path in there)
     return OverlayCheck(
         overlay.label,
         OverlayState.ALTERED if differences else OverlayState.WHOLE,
@@ -137,8 +153,14 @@ def check_overlay(
         tuple(name for name in extended.options if name not in plain.options) if plain and extended else (),
         plugins,
         own,
-        brings_own(extended, read),
+        own if gone else brings_own(extended, read),
+        next(filter(None, (overlay.misfit(version) for version in _versions(hashes))), ""),
     )
+
+
+def _versions(paths: Iterable[str]) -> list[str]:
+    """Of sglang, by the metadata in a tree."""
+    return sorted({found[1] for path in paths if (found := _SGLANG.match(path))})
 
 
 def plugin_named(overlay: Overlay | None, read: Callable[[str], bytes | None]) -> str:
@@ -156,7 +178,7 @@ def plugins_of(paths: Iterable[str], read: Callable[[str], bytes | None]) -> tup
     """
     found: set[str] = set()
     for path in paths:
-        if not re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", path):
+        if not _ENTRY_POINTS.fullmatch(path):
             continue
         parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
         parser.optionxform = str  # type: ignore[assignment,method-assign]

@@ -91,6 +91,7 @@ class PatchCheck:
     :param sizing: what the file found gives; None where it cannot be told, see ``sizing_error``.
     :param unpatched: what it gives without the patches; None for a foreign file without them.
     :param overlay: what there is of the overlay; None where nobody looked, or the description has none.
+    :param tree_wanted: the service of the tree is one with DDTREE.
     """
 
     where: str
@@ -107,12 +108,18 @@ class PatchCheck:
     sizing_error: str
     unpatched: Sizing | None
     overlay: OverlayCheck | None = None
+    tree_wanted: bool = False
+
+    @property
+    def lacks_tree(self) -> bool:
+        """True where DDTREE is wanted and the tree is known not to have it."""
+        return self.tree_wanted and self.overlay is not None and self.overlay.offers is False
 
     @property
     def verdict(self) -> Verdict:
-        """Fail: leftovers, or graphs of the wrong size. Inconclusive: foreign, missing, sizing not understood, or an
+        """Fail: leftovers, graphs of the wrong size, or no DDTREE where it is wanted. Inconclusive: foreign, missing, sizing not understood, or an
         overlay that is not as shipped."""
-        if self.leftovers or (self.sizing is not None and not self.sizing.ok):
+        if self.leftovers or self.lacks_tree or (self.sizing is not None and not self.sizing.ok):
             return Verdict.FAIL
         if self.sizing is None or self.state in (PatchState.FOREIGN, PatchState.MISSING):
             return Verdict.INCONCLUSIVE
@@ -140,6 +147,10 @@ class PatchCheck:
             PatchState.FOREIGN: f"foreign: not the files of sglang {self.version}"
             + (f", though the lines of {having} are in" if having else ", patched or not"),
         }[self.state]
+        if self.edited:
+            count = len(self.edited)
+            text += f"; {count} other file{' is' if count == 1 else 's are'} not as in the tree's RECORD: {self.edited[0].path}"
+            text += " and more" if count > 1 else ""
         if self.leftovers:
             count = len(self.leftovers)
             text += (
@@ -180,6 +191,7 @@ class PatchCheck:
             "unpatched": self.unpatched.to_json() if self.unpatched else None,
             "sentence": self.sentence,
             "overlay": self.overlay.to_json() if self.overlay else None,
+            "lacks_tree": self.lacks_tree,
         }
 
 
@@ -231,6 +243,9 @@ def check_path(
             hashes[name] = _urlsafe(content.data)
         edited = None if record is None else _edited(record.data, hashes, _touched(known))
         found = _judge(str(path), known, tree.read, leftovers, searched, edited, block_size, budget)
+        for name in tree.other_plugins():
+            other = tree.read(name)
+            hashes[name] = _urlsafe(other.data if other else b"")
         overlay = _overlay(known, {name: _hex(digest) for name, digest in hashes.items()}, tree.read)
         return replace(found, overlay=overlay)
 

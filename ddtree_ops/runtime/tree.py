@@ -69,6 +69,10 @@ class Tree:
                 raise BuildError(f"{self.label}: {path} went away while it was read")
             yield path, content
 
+    def other_plugins(self) -> tuple[str, ...]:
+        """Files beside the tree in which other distributions may name plugins of sglang."""
+        return ()
+
     @property
     def version(self) -> str:
         """Version in the name of the dist-info folder, or empty."""
@@ -119,6 +123,10 @@ class DirectoryTree(Tree):
                         )
                     elif entry.is_file():
                         yield path, entry
+
+    def other_plugins(self) -> tuple[str, ...]:
+        found = (f"{place.parent.name}/{place.name}" for place in self.root.glob("*-info/entry_points.txt"))
+        return tuple(sorted(path for path in found if not _BELONGS.fullmatch(path)))
 
     def states(self) -> list[tuple[str, int, int, int, int]]:
         """Path, size, mode, change time (ns) and inode of every file: differs whenever anything was written."""

@@ -32,9 +32,9 @@ LOADED = """
 import sys
 from ddtree_ops.checks.signatures import prepare
 from ddtree_ops.diagnose import library
-before = library._shipped.cache_info().currsize
+before = library._read_all.cache_info().currsize
 prepare().join()
-print(before, library._shipped.cache_info().currsize, "ddtree_ops.diagnose.sieve" in sys.modules)
+print(before, library._read_all.cache_info().currsize, "ddtree_ops.diagnose.sieve" in sys.modules)
 """
 
 

@@ -102,6 +102,39 @@ def test_patch_check_of_a_host(
     assert "adds" not in broken.out and "; no entry point: sglang does not find it" in broken.out
 
 
+def test_patch_check_of_a_ddtree_host_whose_overlay_is_gone(
+    typed: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.yaml"
+    speculative = "speculative: {algorithm: %s, block_size: 8%s}"
+    text = (
+        f"schema: 1\nruntimes: {{r: {{}}}}\n"
+        f"services: {{s: {{unit: s.service, runtime: r, venv: /v, model: /m, drafter: /d, {speculative}}}}}\n"
+        f"hosts: {{h: {{address: 127.0.0.1, deploy_root: {tmp_path}, services: [s]}}}}\n"
+    )
+    site.write_text(text % ("DDTREE", ", budget: 32"))
+    from ddtree_ops.inventory import load_inventory, select
+
+    bundle = build(RuntimeSpec())
+    (target,) = select(load_inventory(str(site)), ["h"])
+    current = Path(Layout.of(target).current)
+    current.parent.mkdir(parents=True)
+    shutil.copytree(bundle.root, current)
+    (current / "manifest.json").write_bytes(bundle.manifest)
+    monkeypatch.setattr("ddtree_ops.cli.common.open_session", lambda target: connect_local("h"))
+    assert typed("patch", "check", "h", "-i", str(site)).code == 0
+    shutil.rmtree(current / "ddtree_sglang")
+    half = typed("patch", "check", "h", "-i", str(site))
+    assert half.code == 5 and "is not as shipped" in half.out
+    shutil.rmtree(current / "ddtree_sglang-0.1.0.dist-info")
+    gone = typed("patch", "check", "h", "-i", str(site))
+    assert gone.code == 5 and "no overlay, and no DDTREE" in gone.out
+    assert f"the service wants DDTREE and its release has none: ddtree-ops -i {site} deploy h" in gone.out
+    assert json.loads(typed("patch", "check", "h", "-i", str(site), "--json").out)["verdict"] == "fail"
+    site.write_text(text % ("DFLASH", ""))
+    assert typed("patch", "check", "h", "-i", str(site)).code == 0, "the linear drafter needs none"
+
+
 def test_a_tree_of_ones_own_with_another_dialect(typed: Callable[..., Any], tmp_path: Path) -> None:
     """The released tree with a DDTREE in its argparse: found out by reading it, from build to the unit."""
     tree = Path(shutil.copytree(build(RuntimeSpec(patches=[], overlay="none")).root, tmp_path / "tree"))

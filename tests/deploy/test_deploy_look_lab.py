@@ -118,6 +118,11 @@ def test_2_what_was_deployed_has_no_drift_and_its_status_says_so(host):
         "summary": told["patch"]["summary"],
         "overlay": "ddtree_sglang 0.1.0 with entry point ddtree",
     }
+    points = f"{SERVICE}/current/ddtree_sglang-0.1.0.dist-info/entry_points.txt"
+    host.shell(f"mv {points} {SERVICE}/points")
+    without = status_of(host.target, host.session).to_json()["patch"]["overlay"]
+    host.shell(f"mv {SERVICE}/points {points}")
+    assert without == "ddtree_sglang 0.1.0 WITHOUT an entry point", "of the host, not of the bundle here"
     assert told["accept_length"] > 1
     assert told["tokens_per_s"] > 0
     assert told["release"] == told["last_good"]["release"]

@@ -6,13 +6,15 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from ddtree_ops.deploy.preflight.facts import parse_facts
 from ddtree_ops.deploy.preflight.judge import Wanted, judge, skew_of
+from ddtree_ops.deploy.preflight.judge_venv import judge_plugins
 from ddtree_ops.deploy.preflight.pins import pins_of
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.remote.files import FileEntry
@@ -59,7 +61,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     files = (
         FileEntry(path, 0o644, 66_000, "0" * 64),
         FileEntry("sglang/_core.abi3.so", 0o755, 29_000_000, "0" * 64),
-        *(FileEntry(f"sglang/{number}.py", 0o644, 200, "0" * 64) for number in range(2533)),
+        *(FileEntry(f"sglang/{number}.py", 0o644, 200, "0" * 64) for number in range(2532)),
+        FileEntry("ddtree_sglang/plugin.py", 0o644, 200, "0" * 64),
     )
     return Bundle("d" * 64, root, files, b"{}", name="runtime")
 
@@ -178,3 +181,26 @@ def test_a_venv_is_judged_once_and_what_came_out_is_kept(bundle, tmp_path, monke
 
 def test_a_runtime_without_metadata_has_no_pins(tmp_path):
     assert pins_of(Bundle("d" * 64, tmp_path, (FileEntry("sglang/x.py", 0o644, 1, "0" * 64),), b"{}")) is None
+
+
+def test_a_release_without_the_overlay_has_no_plugin_to_be_in_the_way_of(bundle: Bundle) -> None:
+    """As that of a tree with a DDTREE of its own."""
+    service = Service.model_validate(SERVICE)
+    target = Target(
+        host=Host.model_validate({"name": "h", "address": "192.0.2.1", "services": {"s": service}}),
+        service=service,
+        runtime=RuntimeSpec(),
+    )
+
+    def told(venv: dict[str, Any], overlay: bool) -> list[str]:
+        facts = SimpleNamespace(venv=SimpleNamespace(**{"plugins": (), "packages": {}, **venv}))
+        return [one.summary for one in judge_plugins(target, cast(Any, facts), overlay=overlay)]
+
+    other = {"plugins": (("trees", "ddtree", "trees:install"),)}
+    assert len(told(other, True)) == 1 and told(other, False) == []
+    ours = {"packages": {"ddtree-sglang": ("0.0.9",)}}
+    assert "the release's own goes before it" in told(ours, True)[0]
+    assert "the release has none, and sglang runs it" in told(ours, False)[0]
+    assert Wanted.of(bundle).overlay
+    bare = replace(bundle, files=tuple(one for one in bundle.files if one.path.startswith("sglang")))
+    assert not Wanted.of(bare).overlay

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
 import typer
 
 from ddtree_ops.cli.app import app
-from ddtree_ops.diagnose import regex
+from ddtree_ops.diagnose import library, regex
 from ddtree_ops.diagnose.explain import SOLVERS, fill
 from ddtree_ops.diagnose.facts import ServiceFacts
 from ddtree_ops.diagnose.figures import DETECTORS
@@ -311,3 +312,26 @@ def test_a_thief_is_found(tmp_path: Path) -> None:
     text = text.replace("severity: fatal", "severity: benign").replace("oops 1", "already in use")
     library = load_library(write(tmp_path, "mine.yaml", text))
     assert any("is taken by mine" in problem for problem in try_signature(library["port"], library).problems)
+
+
+def test_two_threads_read_the_shipped_ones_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    together = threading.Barrier(2)
+
+    def counted(path: Path) -> library.Signature:
+        read.append(path)
+        return original(path)
+
+    def ask() -> None:
+        together.wait()
+        library.load_library()
+
+    original = library._read_shipped
+    monkeypatch.setattr(library, "_read_shipped", counted)
+    library._read_all.cache_clear()
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) == len(set(read)) == len(library.signature_files(library.DIRECTORY))

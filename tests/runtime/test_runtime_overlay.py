@@ -352,7 +352,7 @@ def test_a_host_is_told_by_its_hashes_and_few_reads(patched: Bundle) -> None:
     hashes = {entry.path: entry.sha256 for entry in patched.files}
     found = check_source(read, hashes=hashes)
     assert found.overlay == check_path(patched.root.parent).overlay
-    assert len(asked) == len(set(asked)) <= 4 and {RUNNER_PATH, ARGS_PATH} < set(asked)
+    assert len(asked) == len(set(asked)) <= 5 and {RUNNER_PATH, ARGS_PATH} < set(asked)
     assert check_source(read).overlay is None, "nobody asked"
     changed = {**hashes, f"{PACKAGE}/flags.py": "0" * 64}
     altered = check_source(read, hashes=changed)
@@ -374,6 +374,59 @@ def test_without_its_metadata_it_adds_nothing(cache: Path, tree: Path, own: Path
     assert [(one.path, one.kind) for one in found.differences] == [
         (f"{INFO}/{name}", "missing") for name in ("METADATA", "RECORD", "entry_points.txt")
     ]
+
+
+def test_metadata_without_the_package_is_altered(cache: Path, tree: Path, own: Path) -> None:
+    built = build(spec(tree, own))
+    shutil.rmtree(built.root / PACKAGE)
+    found = check_path(built.root, description=str(own)).overlay
+    assert found is not None and found.state is OverlayState.ALTERED and not found.ok
+    assert (found.plugins, found.flags, found.offers) == (("ddtree",), (), False)
+    assert {one.kind for one in found.differences} == {"missing"}
+
+
+@pytest.mark.parametrize("kind", ["dist-info", "egg-info"])
+def test_another_plugin_of_its_name_in_the_tree_is_told(
+    cache: Path, tree: Path, own: Path, kind: str
+) -> None:
+    """sglang keeps the last plugin of a name that it finds, and that may be the other."""
+    built = build(spec(tree, own))
+    other = built.root / f"other-1.{kind}"
+    other.mkdir()
+    points = other / "entry_points.txt"
+    points.write_text("[sglang.srt.plugins]\nanother = other:run\n")
+    beside = check_path(built.root, description=str(own)).overlay
+    assert beside is not None and beside.state is OverlayState.WHOLE, (
+        "one of another name is nobody's business"
+    )
+    points.write_text("[sglang.srt.plugins]\nddtree = other:run\n")
+    found = check_path(built.root, description=str(own)).overlay
+    assert found is not None and found.state is OverlayState.ALTERED and not found.ok
+    assert [(one.path, one.kind) for one in found.differences] == [
+        (f"other-1.{kind}/entry_points.txt", "extra")
+    ]
+
+
+def test_a_tree_of_another_version_is_told(cache: Path, tree: Path, own: Path) -> None:
+    info = tree / "python/sglang-0.5.12.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12\n")
+    said: list[str] = []
+    built = build(spec(tree, own), progress=said.append)
+    text = "it is written for sglang 0.5.11, and the tree is 0.5.12"
+    assert any(line.startswith("warning: ddtree_sglang 0.1.0: ") and text in line for line in said), said
+    found = check_path(built.root, description=str(own)).overlay
+    assert found is not None and found.state is OverlayState.WHOLE and not found.ok
+    assert text in found.summary
+
+
+def test_a_build_is_not_reused_where_bases_are_judged_otherwise(
+    cache: Path, tree: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(spec(tree, own))
+    assert known_bundle(spec(tree, own)) is not None
+    monkeypatch.setattr("ddtree_ops.runtime.bundle._rule", lambda: "of another version of this project")
+    assert known_bundle(spec(tree, own)) is None
 
 
 def test_an_installed_one_of_another_version_is_told(cache: Path, tree: Path, own: Path) -> None:

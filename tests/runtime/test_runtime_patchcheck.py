@@ -154,8 +154,9 @@ def test_any_record_is_read(
     make_wheel: Callable[..., Path], pristine_source: str, row: str, kinds: tuple[str, ...] | None
 ) -> None:
     own = make_wheel({RUNNER_PATH: pristine_source, "sglang/other.py": ""}, record=row + "\n")
-    edited = check_path(own).edited
-    assert (edited if edited is None else tuple(one.kind for one in edited)) == kinds
+    found = check_path(own)
+    assert (found.edited if found.edited is None else tuple(one.kind for one in found.edited)) == kinds
+    assert ("; 1 other file is not as in the tree's RECORD: sglang/" in found.summary) == bool(kinds)
 
 
 def test_a_byte_order_mark_does_not_hide_the_sizes(pristine_source: str) -> None:

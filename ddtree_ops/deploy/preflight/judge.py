@@ -19,6 +19,7 @@ from ddtree_ops.deploy.preflight.pins import Pins, pins_of
 from ddtree_ops.deploy.preflight.verdicts import GIB, MIB, failed, listed, passed, size, unsure
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.results import CheckResult, Evidence
+from ddtree_ops.runtime.overlay import OVERLAY
 from ddtree_ops.service.control import PortOwner
 from ddtree_ops.service.credentials import ENGINE_FILE, secret_files
 from ddtree_ops.service.credentials import MINIMUM_SYSTEMD as CREDENTIALS_SYSTEMD
@@ -51,6 +52,7 @@ class Wanted:
 
     :param compiled: it holds shared objects, which must be mapped as programs are.
     :param pins: requirements of its base; None where it has no METADATA.
+    :param overlay: it holds the overlay; without, no plugin of the release is there to be in the way of.
     """
 
     name: str
@@ -59,12 +61,16 @@ class Wanted:
     bytes: int
     compiled: bool
     pins: Pins | None
+    overlay: bool = True
 
     @classmethod
     def of(cls, bundle: Bundle) -> Wanted:
         """From a built bundle; reads its METADATA."""
         compiled = any(".so" in entry.path.rsplit("/", 1)[-1] for entry in bundle.files)
-        return cls(bundle.name, bundle.digest, len(bundle.files), bundle.size, compiled, pins_of(bundle))
+        laid = any(entry.path.startswith(f"{OVERLAY}/") for entry in bundle.files)
+        return cls(
+            bundle.name, bundle.digest, len(bundle.files), bundle.size, compiled, pins_of(bundle), laid
+        )
 
 
 def skew_of(at_hello: float, host_time: float, sent: float) -> tuple[float, float]:
@@ -107,7 +113,7 @@ def judge(
         _limits(target, facts),
         judge_venv(target, facts),
         *judge_versions(target, facts, wanted.pins if wanted else None),
-        *judge_plugins(target, facts),
+        *judge_plugins(target, facts, overlay=wanted is None or wanted.overlay),
         *judge_models(target, facts),
         *_user(target, facts),
         _port(target, owners),

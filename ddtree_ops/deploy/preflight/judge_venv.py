@@ -87,10 +87,12 @@ def judge_versions(target: Target, facts: Facts, pins: Pins | None) -> list[Chec
     return [passed("versions", f"{shown}: as {pins.source} requires", **figures)]
 
 
-def judge_plugins(target: Target, facts: Facts) -> list[CheckResult]:
+def judge_plugins(target: Target, facts: Facts, *, overlay: bool = True) -> list[CheckResult]:
     """Packages of the venv that get in the way of the plugin in the release. Nothing is said where there are none.
 
     sglang keeps one plugin a name, the last that it finds, and the venv comes after the release on the path.
+
+    :param overlay: the release has that plugin; a tree with a DDTREE of its own goes without.
     """
     speculative = target.service.speculative
     if speculative is None or speculative.algorithm.upper() != "DDTREE" or target.runtime.plugin_flags:
@@ -98,6 +100,8 @@ def judge_plugins(target: Target, facts: Facts) -> list[CheckResult]:
     pip = f"{target.service.venv.rstrip('/')}/bin/python -m pip uninstall"
     for package, name, value in facts.venv.plugins:
         if name == _PLUGIN and package != _PACKAGE:
+            if not overlay:
+                return []
             summary = f"{package} of the venv names a plugin {name} too ({value}): sglang takes that one, not the release's"
             return [
                 failed(
@@ -105,6 +109,9 @@ def judge_plugins(target: Target, facts: Facts) -> list[CheckResult]:
                 )
             ]
     if _PACKAGE in facts.venv.packages:
+        if not overlay:
+            summary = f"{_PACKAGE} {_one(facts, _PACKAGE)} is installed in the venv; the release has none, and sglang runs it"
+            return [unsure("plugins", summary, f"{pip} {_PACKAGE}")]
         summary = (
             f"{_PACKAGE} {_one(facts, _PACKAGE)} is installed in the venv; the release's own goes before it"
         )
