@@ -509,10 +509,11 @@ def safety_of(
     confirm_within: float | None = None,
     lock_wait: float | None = None,
     again: str = "",
+    lint: str = "",
 ) -> Safety:
     """How careful a command is, from its options; times in seconds.
 
-    :param again: see :func:`same_again`.
+    :param again: see :func:`same_again`; ``lint``: likewise, the command that lints the same settings.
     :raises UsageError: options that contradict each other.
     """
     from ddtree_ops.deploy.guard import Safety
@@ -523,6 +524,7 @@ def safety_of(
         confirm_within=confirm_within,
         lock_wait=lock_wait,
         again=again,
+        lint=lint,
     )
 
 

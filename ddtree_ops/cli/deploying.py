@@ -61,6 +61,7 @@ def deploy(
         confirm_within=confirm_within,
         lock_wait=lock_wait,
         again=again,
+        lint=same_again("lint", service=service, runtime=runtime, set=settings),
     )
     _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
     if dry_run:
@@ -81,6 +82,7 @@ def run(
 ) -> None:
     """Run any playbook over hosts."""
     again = same_again(f"run {shlex.quote(playbook)}", service=service, runtime=runtime, set=settings)
-    safety = safety_of(f"run {playbook}", lock_wait=lock_wait, again=again)
+    linting = same_again("lint", service=service, runtime=runtime, set=settings)
+    safety = safety_of(f"run {playbook}", lock_wait=lock_wait, again=again, lint=linting)
     _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
     play(playbook, targets, as_json=as_json, safety=safety)

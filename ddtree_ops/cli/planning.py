@@ -27,6 +27,7 @@ from ddtree_ops.cli.common import (
     print_json,
     rolling,
     safety_of,
+    same_again,
     targets_of,
 )
 from ddtree_ops.errors import ExitCode
@@ -102,14 +103,15 @@ def apply(
     """
     from ddtree_ops.deploy.saved import read_plan
 
+    saved = read_plan(file)
     safety = safety_of(
         "apply",
         no_rollback=no_rollback,
         confirm_within=confirm_within,
         lock_wait=lock_wait,
         again=f"ddtree-ops apply {shlex.quote(str(file))}",
+        lint=same_again("lint", inventory=saved.inventory, runtime=saved.runtime, set=list(saved.settings)),
     )
-    saved = read_plan(file)
     _, targets = targets_of(
         saved.hosts, inventory=saved.inventory, runtime=saved.runtime, settings=saved.settings
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddtree_ops.deploy.plan import argument_changes, variable_changes
+from ddtree_ops.deploy.plan import argument_changes, text_sha256, variable_changes
 from ddtree_ops.remote.session import Request
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ddtree_ops.remote.session import Session
     from ddtree_ops.service.layout import Layout
 
-__all__ = ["against_now", "changes", "kept_texts", "one_by_one"]
+__all__ = ["against_now", "changes", "kept_texts", "one_by_one", "recorded"]
 
 _MOST = 4
 
@@ -61,7 +62,10 @@ def changes(
 def one_by_one(
     activations: Sequence[Activation], texts: Mapping[str, str], *, lines: int | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """By id: what each of the newest ``lines`` activations changed against the one before it. Pure."""
+    """By id: what each of the newest ``lines`` activations changed against the one before it. Pure.
+
+    Where a unit file is not kept any more, what was written down when it was activated.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for number, item in enumerate(activations):
         if lines is not None and number < len(activations) - lines:
@@ -72,8 +76,19 @@ def one_by_one(
         last = activations[number - 1]
         same_unit = last.unit_sha256 == item.unit_sha256
         pair = ("", "") if same_unit else (texts.get(last.unit_sha256), texts.get(item.unit_sha256))
-        found[item.id] = changes(pair, item, release_before=last.release)
+        if None in pair and item.changed is not None:
+            found[item.id] = item.changed
+        else:
+            found[item.id] = changes(pair, item, release_before=last.release)
     return found
+
+
+def recorded(before: Activation, after: Activation, unit_texts: Iterable[str | None]) -> Activation:
+    """``after`` with what it changes against ``before``, where the unit files of both are among the texts. Pure."""
+    texts = {text_sha256(text): text for text in unit_texts if text is not None}
+    if not {before.unit_sha256, after.unit_sha256} <= texts.keys():
+        return after
+    return replace(after, changed=one_by_one((before, after), texts)[after.id])
 
 
 def against_now(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.deploy.accepting import accept
+from ddtree_ops.deploy.changed import recorded
 from ddtree_ops.deploy.evidence import evidence_files, evidence_folder, keep_files, pretty, run_entries
 from ddtree_ops.deploy.frame import Frame
 from ddtree_ops.deploy.guard import Armed, Safety
@@ -156,7 +157,7 @@ class Deployment:
                 raise ConfigError(
                     f"{count(len(errors), 'setting')} cannot work",
                     details=tuple(f"{one.rule}: {one}" for one in errors),
-                    hint=f"ddtree-ops lint {self.target.host.name}   (why, and where it is written)",
+                    hint=f"{self.hold.safety.lint_of(self.target.host.name)}   (why, and where it is written)",
                 )
             read = (
                 f"{len(facts.flags.flags)} flags of {self.target.runtime.name}" if facts.flags else "no flags"
@@ -736,6 +737,10 @@ class Deployment:
             reason=reason,
             runtime=self._runtime_of(release),
         )
+        before = self.activation or (self.observed.history.latest if self.observed else None)
+        if before is not None:
+            installed = self.observed.unit_text if self.observed else None
+            found = recorded(before, found, (installed, self.unit_text, unit_text))
         return replace(found, id=self.member.share("activation", found.id)[0]) if self.member else found
 
     def _runtime_of(self, release: str) -> str:

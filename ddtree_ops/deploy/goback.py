@@ -32,7 +32,6 @@ from ddtree_ops.errors import (
 from ddtree_ops.inventory.models import Service
 from ddtree_ops.results import Verdict
 from ddtree_ops.service.credentials import named_files
-from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.deploy.deployment import Deployment
@@ -264,19 +263,24 @@ def kept(deployment: Deployment, good: Activation) -> tuple[str, Service] | str:
         return "its unit file is gone or damaged"
     try:
         service = recorded_service(record)
-        release = layout.release(good.release)
-        manifest = session.read_file(f"{release}/manifest.json")
-        there = {entry.path: entry.sha256 for entry in session.hash_tree(release) or ()}
-        problem = damage(manifest, there)
+        problem = _damage_of(session, layout.release(good.release))
     except (ValueError, KeyError, TypeError) as error:
         return f"its record cannot be read: {str(error).splitlines()[0]}"
     if problem is not None:
-        return problem or f"{release} is gone"
+        return problem
     needed = named_files(text.decode(), layout.secrets)
     gone = sorted(set(needed) - {*deployment.host_secrets.names, *deployment.secrets.files()})
     if gone:
         return f"its secrets are gone from the host: {', '.join(gone)}"
     return text.decode(), service
+
+
+def _damage_of(session: Session, release: str) -> str | None:
+    """What is wrong with the release at a path, read back whole; None: nothing. :raises: as :func:`damage`."""
+    manifest = session.read_file(f"{release}/manifest.json")
+    there = {entry.path: entry.sha256 for entry in session.hash_tree(release) or ()}
+    problem = damage(manifest, there)
+    return f"{release} is gone" if problem == "" else problem
 
 
 def damage(manifest: bytes | None, there: Mapping[str, str]) -> str | None:
@@ -288,7 +292,9 @@ def damage(manifest: bytes | None, there: Mapping[str, str]) -> str | None:
     wanted = {item["path"]: item["sha256"] for item in json.loads(manifest or b'{"files": []}')["files"]}
     damaged = [path for path, sha256 in wanted.items() if there.get(path) != sha256]
     if damaged:
-        return f"{count(len(damaged), 'file')} of it are not as built, first {damaged[0]}"
+        if len(damaged) == 1:
+            return f"1 file of it is not as built: {damaged[0]}"
+        return f"{len(damaged)} files of it are not as built, first {damaged[0]}"
     return None if wanted else ""
 
 
@@ -332,13 +338,18 @@ def choose(deployment: Deployment, to: str | None) -> Back:
     past = observed.history
     texts = kept_texts(deployment.session, layout, (item.unit_sha256 for item in past.activations))
     changes = against_now(past, texts, observed.release, observed.unit_text)
-    good = way_back(past, now, to, host=host, changes=changes)
+    try:
+        good = way_back(past, now, to, host=host, changes=changes)
+    except PreflightError as error:
+        _tell_damage(deployment, error)
+        raise
     found = kept(deployment, good)
     if isinstance(found, str):
         raise PreflightError(
             f"{good.release[:12]} of {good.time} cannot come back: {found}",
             details=alternatives(past, now, without={good.id}, changes=changes),
-            hint=f"ddtree-ops rollback {host} --to RELEASE, or ddtree-ops deploy {host}",
+            hint=f"ddtree-ops deploy {host} publishes the release it deploys again where files of it are altered, "
+            f"or ddtree-ops rollback {host} --to RELEASE",
         )
     unit_text, service = found
     manifest = (
@@ -356,6 +367,20 @@ def choose(deployment: Deployment, to: str | None) -> Back:
         files=None if manifest is None else manifest_files(manifest),
     )
     return Back(good, unit_text, service, make_plan(wish, observed), changes[good.id])
+
+
+def _tell_damage(deployment: Deployment, error: PreflightError) -> None:
+    """Nothing to go back to: say so too where the release that is there is altered, which may be why one wants to."""
+    release, host = deployment.seen.release, deployment.target.host.name
+    if release is None:
+        return
+    try:
+        problem = _damage_of(deployment.session, deployment.layout.release(release))
+    except (ValueError, KeyError, TypeError):
+        problem = "its manifest cannot be read"
+    if problem:
+        error.details = (f"the current release {release[:12]}: {problem}", *error.details)
+        error.hint = f"ddtree-ops deploy {host}   (publishes it again as it was built)"
 
 
 def preview(target: Target, session: Session, to: str | None) -> Back:

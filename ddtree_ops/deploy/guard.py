@@ -55,6 +55,7 @@ class Safety:
     :param lock_wait: seconds to wait for somebody else's lock.
     :param command: what the holder of the lock is told to be doing.
     :param again: what was typed, with ``{host}`` where the host goes; empty: ``command`` without options.
+    :param lint: the command that lints what was asked for, likewise; empty: what the inventory says.
     """
 
     rollback: bool = True
@@ -62,10 +63,15 @@ class Safety:
     lock_wait: float = 0.0
     command: str = "deploy"
     again: str = ""
+    lint: str = ""
 
     def same_again(self, host: str) -> str:
         """The command under way, to be typed again for one host: with the options it was given."""
         return (self.again or f"ddtree-ops {self.command} {{host}}").replace("{host}", host, 1)
+
+    def lint_of(self, host: str) -> str:
+        """The command that says why lint refuses this, for one host: with the options that choose the settings."""
+        return (self.lint or "ddtree-ops lint {host}").replace("{host}", host, 1)
 
     @classmethod
     def of(
@@ -76,6 +82,7 @@ class Safety:
         confirm_within: float | None = None,
         lock_wait: float | None = None,
         again: str = "",
+        lint: str = "",
     ) -> Safety:
         """From the options of a command.
 
@@ -88,7 +95,7 @@ class Safety:
             )
         if confirm_within is not None and confirm_within < 1:
             raise UsageError("--confirm-within: nobody can confirm within less than a second")
-        return cls(rollback, confirm_within, lock_wait or 0.0, command, again)
+        return cls(rollback, confirm_within, lock_wait or 0.0, command, again, lint)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Activation:
     :param reason: ``deploy``, ``validate`` (nothing was switched) or ``rollback``.
     :param invocation: the systemd run that the verdict is about; empty where it is not known.
     :param runtime: name of the runtime that the release was built from; empty in lines of older versions.
+    :param changed: what it changed against the one before, as it was told then; None: not recorded.
     :param signature: of the root cause where it failed and a cause was found, with its ``fingerprint``; else empty.
     """
 
@@ -64,6 +65,7 @@ class Activation:
     runtime: str = ""
     signature: str = ""
     fingerprint: str = ""
+    changed: tuple[str, ...] | None = None
 
     @property
     def good(self) -> bool:
@@ -84,6 +86,8 @@ class History:
         """Stable JSON form, of the newest ``lines`` or of all; with ``changes`` (by id) of each, where given."""
         shown = self.activations if lines is None else self.activations[-lines:]
         rows = [{**asdict(item), "verdict": item.verdict.value if item.verdict else None} for item in shown]
+        for row in rows:
+            del row["changed"]
         if changes is not None:
             rows = [{**row, "changes": list(changes.get(row["id"], ()))} for row in rows]
         return {
@@ -140,6 +144,8 @@ def activation_line(activation: Activation) -> str:
     fields = {name: getattr(activation, name) for name in _FIELDS}
     if activation.runtime:
         fields["runtime"] = activation.runtime
+    if activation.changed is not None:
+        fields["changed"] = list(activation.changed)
     return _dump({"schema": _SCHEMA, "event": "activate", **fields})
 
 
@@ -188,7 +194,12 @@ def parse_history(content: bytes | None) -> History:
 def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
     if record["event"] == "activate":
         fields: dict[str, Any] = {name: str(record[name]) for name in _FIELDS}
-        found[fields["id"]] = Activation(**fields, runtime=str(record.get("runtime", "")))
+        changed = record.get("changed")
+        found[fields["id"]] = Activation(
+            **fields,
+            runtime=str(record.get("runtime", "")),
+            changed=tuple(map(str, changed)) if isinstance(changed, list) else None,
+        )
     elif record["event"] == "verdict":
         known = found[record["id"]]
         found[known.id] = replace(

@@ -51,6 +51,7 @@ from ddtree_ops.inventory.yaml_source import (
     config_error,
     display,
     load_document,
+    nearest,
     suggestion,
 )
 from ddtree_ops.paths import INVENTORY_BY_OPTION, config_dir, shipped
@@ -85,6 +86,8 @@ _FIELDS = {
 """Launch flags that a field of the service writes."""
 _BLOCK_FLAGS = ("speculative-num-draft-tokens", "speculative-dflash-block-size")
 _BLOCK_DRAFTERS = ("DFLASH", "DDTREE")
+_ALGORITHMS = (*_BLOCK_DRAFTERS, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+"""Speculative algorithms of sglang 0.5.11, and ours; a plugin may bring others."""
 _CHAIN_BACKENDS = ("flashinfer_mla", "trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla", "nsa")
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")
 _LOCAL_PATHS = ("identity_file", "known_hosts", "config")
@@ -244,10 +247,15 @@ def service_problems(service: Service) -> list[tuple[KeyPath, str]]:
             )
         if algorithm == "DDTREE":
             _tree_problems(service, speculative, report)
+        elif _misspelt(algorithm) and speculative.tree_settings:
+            report(
+                f"unknown algorithm {algorithm}{suggestion(algorithm, _ALGORITHMS)}",
+                "speculative",
+                "algorithm",
+            )
         else:
-            for name in ("budget", "topk_cap", "budget_schedule"):
-                if getattr(speculative, name) is not None:
-                    report(f"only DDTREE takes it, the algorithm is {algorithm}", "speculative", name)
+            for name in speculative.tree_settings:
+                report(f"only DDTREE takes it, the algorithm is {algorithm}", "speculative", name)
     for key, problem in _argument_problems(service.args, algorithm):
         report(problem, "args", key)
     for key in service.environment:
@@ -266,6 +274,10 @@ def service_problems(service: Service) -> list[tuple[KeyPath, str]]:
             "interval",
         )
     return found
+
+
+def _misspelt(algorithm: str) -> bool:
+    return algorithm not in _ALGORITHMS and nearest(algorithm, _ALGORITHMS) is not None
 
 
 def _secret_problems(service: Service) -> Iterator[tuple[tuple[str, ...], str]]:

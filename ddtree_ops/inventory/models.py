@@ -172,6 +172,13 @@ class Speculative(_Model):
         default=None, description="how the tree grows (DDTREE)"
     )
 
+    @property
+    def tree_settings(self) -> tuple[str, ...]:
+        """Those that are set of the settings that only DDTREE takes."""
+        return tuple(
+            name for name in ("budget", "topk_cap", "budget_schedule") if getattr(self, name) is not None
+        )
+
 
 class Limits(_Model):
     """Resource limits of the unit."""

@@ -12,12 +12,22 @@ from ddtree_ops.errors import ConfigError, UsageError
 from ddtree_ops.inventory import nodes
 from ddtree_ops.inventory.load import merge, service_problems
 from ddtree_ops.inventory.models import Host, Inventory, Service, Target
-from ddtree_ops.inventory.yaml_source import BareWord, Document, check, dotted, parse_document, suggestion
+from ddtree_ops.inventory.yaml_source import (
+    BareWord,
+    Document,
+    KeyPath,
+    check,
+    dotted,
+    parse_document,
+    suggestion,
+)
 
 if TYPE_CHECKING:
     from ddtree_ops.remote import ConnectSpec
 
 __all__ = ["connect_spec", "override", "select"]
+
+_NULL = ("null", "Null", "NULL", "~")
 
 
 def select(
@@ -218,7 +228,8 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
     """``target`` with ``KEY=VALUE`` settings laid on its service, validated like an inventory.
 
     ``KEY`` is a dotted path into the service (``args.attention-backend``, ``speculative.budget``, ``runtime``);
-    ``VALUE`` is read as one YAML scalar, or as a list where it begins with ``[``. ``null`` takes the key away.
+    ``VALUE`` is read as one YAML scalar, or as a list where it begins with ``[``; the value of an environment variable is
+    text, whatever it looks like. ``null`` takes the key away.
 
     :param inventory: where ``runtime=NAME`` is looked up.
     :raises UsageError: an unknown key (with the nearest one), a wrong value, or a service that makes no sense.
@@ -250,7 +261,7 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
                 state="nothing was changed",
                 hint="give it after that one, or leave it out",
             )
-        value = _scalar(key, text)
+        value = _variable(key, text) if path[0] == "environment" and len(path) > 1 else _scalar(key, text)
         if path[0] == "args" and isinstance(value, BareWord):
             raise UsageError(f"--set {key}: {value} is text: write true or false, or quote it: '\"{value}\"'")
         patch: Any = value
@@ -259,15 +270,30 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
         data = merge(data, patch)
     service, problems = check(Document("--set", data), Service, hidden=("name",))
     lines = [f"--set {problem.path}: {problem.text}" for problem in problems]
+    hint = f"give another value, or leave that --set out; what is set now: ddtree-ops inventory show {target.host.name}"
     if service is not None:
-        lines = [f"--set {dotted(path)}: {text}" for path, text in service_problems(service)]
+        found = service_problems(service)
+        kept = _tree_settings_kept(service, keys, found)
+        if kept:
+            assert service.speculative is not None
+            lines.append(
+                f"--set speculative.algorithm: {service.speculative.algorithm} takes no "
+                f"{' and no '.join(kept)}, which the service has"
+            )
+            away = " ".join(f"--set speculative.{name}=null" for name in kept)
+            hint = f"give {away} too, or --set speculative=null instead for no speculation"
+        lines += [
+            f"--set {dotted(path)}: {text}"
+            for path, text in found
+            if path not in [("speculative", name) for name in kept]
+        ]
     if service is None or lines:
         raise UsageError(
             lines[0] if len(lines) == 1 else f"{len(lines)} settings are wrong",
             host=target.host.name,
             details=tuple(lines) if len(lines) > 1 else (),
             state="nothing was changed",
-            hint=f"give another value, or leave that --set out; what is set now: ddtree-ops inventory show {target.host.name}",
+            hint=hint,
         )
     runtime = target.runtime
     if service.runtime != target.service.runtime:
@@ -281,6 +307,33 @@ def override(target: Target, settings: Sequence[str], *, inventory: Inventory | 
         runtime = runtimes[service.runtime]
     host = target.host.model_copy(update={"services": {**target.host.services, service.name: service}})
     return Target(host=host, service=service, runtime=runtime)
+
+
+def _tree_settings_kept(
+    service: Service, keys: Sequence[str], problems: Sequence[tuple[KeyPath, str]]
+) -> list[str]:
+    """Settings of DDTREE that are left of the service where ``keys`` name another algorithm, and it refuses them."""
+    if service.speculative is None or "speculative.algorithm" not in keys:
+        return []
+    refused = {path for path, _ in problems}
+    return [
+        name
+        for name in service.speculative.tree_settings
+        if service.speculative.algorithm.upper() != "DDTREE"
+        and ("speculative", name) in refused
+        and f"speculative.{name}" not in keys
+    ]
+
+
+def _variable(key: str, text: str) -> str | None:
+    """The value of an environment variable: as it stands, but for ``null`` and what is quoted as YAML quotes."""
+    stripped = text.strip()
+    if stripped in _NULL:
+        return None
+    if stripped[:1] in ("'", '"'):
+        value = _scalar(key, text)
+        return value if isinstance(value, str) else text
+    return stripped
 
 
 def _scalar(key: str, text: str) -> Any:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import ddtree_ops
+from ddtree_ops.cli import deploying, planning
 from ddtree_ops.cli.app import app
 from ddtree_ops.cli.common import same_again
 from ddtree_ops.cli.helping import unwrapped
@@ -185,6 +187,37 @@ class TestTheSameCommandAgain:
 
     def test_without_options_it_is_the_command(self):
         assert Safety(command="start").same_again("b300") == "ddtree-ops start b300"
+
+    @pytest.mark.parametrize("command", [("deploy",), ("run", "deploy")])
+    def test_what_lint_refuses_is_linted_with_the_settings_that_were_given(self, monkeypatch, typed, command):
+        played = []
+        monkeypatch.setattr(deploying, "play", lambda *given, safety, **more: played.append(safety))
+        options = ("--runtime", "sglang-0.5.11-ddtree", "--set", "args.log-level=error")
+        ended = typed("-i", "lab", *command, "ct200", *options)
+        assert ended.code == 0, ended.err
+        (safety,) = played
+        assert safety.lint_of("ct200") == f"ddtree-ops lint ct200 {' '.join(options)}"
+
+    def test_a_saved_plan_that_lint_refuses_is_linted_with_its_settings(self, monkeypatch, typed):
+        played = []
+        settings = ("args.log-level=error",)
+        saved = SimpleNamespace(
+            hosts=("ct200",),
+            inventory="lab",
+            runtime=None,
+            settings=settings,
+            match=lambda targets: (targets, {}),
+        )
+        monkeypatch.setattr("ddtree_ops.deploy.saved.read_plan", lambda path: saved)
+        monkeypatch.setattr(planning, "play", lambda *given, safety, **more: played.append(safety))
+        ended = typed("apply", "change.json")
+        assert ended.code == 0, ended.err
+        assert (
+            played[0].lint_of("ct200") == "ddtree-ops lint ct200 --inventory lab --set args.log-level=error"
+        )
+
+    def test_without_options_lint_is_asked_of_what_the_inventory_says(self):
+        assert Safety().lint_of("b300") == "ddtree-ops lint b300"
 
 
 def test_an_inventory_that_is_not_there_is_not_said_to_be_a_variable_of_yours(monkeypatch, typed):

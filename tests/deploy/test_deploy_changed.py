@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from ddtree_ops.deploy.changed import against_now, kept_texts, one_by_one
+from ddtree_ops.deploy.changed import against_now, kept_texts, one_by_one, recorded
 from ddtree_ops.deploy.earlier import alternatives
 from ddtree_ops.deploy.history import Activation, History
 from ddtree_ops.remote import connect_local
@@ -53,6 +53,21 @@ def test_each_is_told_apart_by_what_it_changed():
 def test_a_unit_file_that_is_gone_is_said():
     (_, change, *_) = one_by_one(PAST, {}).values()
     assert change == ("arguments not known: a unit file is not kept any more",)
+
+
+def test_of_a_unit_file_that_is_gone_what_was_written_down_is_told():
+    failed = recorded(PAST[0], PAST[1], TEXTS.values())
+    back = recorded(failed, replace(PAST[0], id="back"), (unit(16), None, unit(32)))
+    gone = {sha: text for sha, text in TEXTS.items() if sha != PAST[1].unit_sha256}
+    assert list(one_by_one((PAST[0], failed, back), gone).values()) == [
+        ("the first",),
+        ("--budget: 32 -> 16",),
+        ("--budget: 16 -> 32",),
+    ]
+
+
+def test_what_is_not_known_is_not_written_down():
+    assert recorded(PAST[0], PAST[1], (unit(16), None)).changed is None
 
 
 def test_variables_and_much_at_once():

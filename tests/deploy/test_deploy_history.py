@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddtree_ops.deploy.history import activation_line, new_activation, parse_history, verdict_line
 from ddtree_ops.results import Verdict
 
@@ -72,3 +74,13 @@ def test_bytes_that_are_no_text_and_json_that_is_no_record_are_damage():
     content = b"\xff\xfe{\n[1]\n3\n{}\n" + activation_line(activation).encode()
     history = parse_history(content)
     assert (history.damaged, history.latest) == (4, activation)
+
+
+def test_what_it_changed_is_written_with_it_where_it_is_known():
+    plain = _activation()
+    assert "changed" not in activation_line(plain)
+    for changed in ((), ("--budget: 32 -> 16",)):
+        told = replace(plain, changed=changed)
+        history = parse_history(activation_line(told).encode())
+        assert (history.latest, history.damaged) == (told, 0)
+        assert "changed" not in history.to_json()["activations"][0]

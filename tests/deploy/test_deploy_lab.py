@@ -53,6 +53,7 @@ class TestStory:
         code, result, log = fresh.deploy("ct200")
         assert code == 0, log
         assert result["outcome"] == "deployed"
+        assert "ddtree_sglang 0.1.0 with entry point ddtree" in log, "read on the host, after a real push too"
         verdicts = {check["name"]: check["verdict"] for check in result["checks"]}
         assert verdicts.pop("preflight.crash") == "inconclusive", "the last run is on record"
         assert set(verdicts.values()) == {"pass"}, verdicts
@@ -90,6 +91,12 @@ class TestStory:
         assert smoke.returncode == 0, smoke.stdout + smoke.stderr
         code, result, log = fresh.deploy("ct200")
         assert (code, result["outcome"]) == (0, "unchanged"), log
+        told = fresh.run("history", "ct200", "--json")
+        past = json.loads(told.stdout)["hosts"][0]["activations"]
+        assert [item["changes"] for item in past[-2:]] == [
+            ["+ --cuda-graph-max-bs 4096"],
+            ["- --cuda-graph-max-bs 4096"],
+        ], "the unit file of what failed is not kept"
 
     def test_6_a_typo_in_a_flag_is_refused_before_the_host_is_touched(self, fresh):
         before = fresh.unit("ct200")
@@ -100,7 +107,8 @@ class TestStory:
         assert list(result["seconds"]) == ["lint"], "no later step was begun"
         (check,) = result["checks"]
         assert (check["name"], check["verdict"]) == ("lint.unknown-flag", "fail")
-        for part in ("mem-fraction-statik", "did you mean mem-fraction-static?", "ddtree-ops lint ct200"):
+        again = f"ddtree-ops lint ct200 {' '.join(typo)}   (why, and where it is written)"
+        for part in ("mem-fraction-statik", "did you mean mem-fraction-static?", again):
             assert part in result["error"]
         after = fresh.unit("ct200")
         assert (after["InvocationID"], after["ActiveState"]) == (before["InvocationID"], "active")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.evidence import evidence_files
 from ddtree_ops.deploy.frame import Frame
-from ddtree_ops.deploy.goback import damage
+from ddtree_ops.deploy.goback import choose, damage
+from ddtree_ops.deploy.history import History, new_activation
 from ddtree_ops.deploy.hold import longest
 from ddtree_ops.deploy.looking import sight_of
-from ddtree_ops.deploy.plan import unit_mode
+from ddtree_ops.deploy.plan import Observed, text_sha256, unit_mode
 from ddtree_ops.deploy.refusals import judged, refusal
-from ddtree_ops.errors import CheckFailed, Inconclusive, OpsError
-from ddtree_ops.inventory.models import Service
+from ddtree_ops.errors import CheckFailed, Inconclusive, OpsError, PreflightError
+from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
+from ddtree_ops.remote import connect_local
 from ddtree_ops.remote.session import Reply
 from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Verdict
 from ddtree_ops.service.journal import Entry
+from ddtree_ops.service.layout import Layout
+from ddtree_ops.service.state import UnitState
 
 
 def result(name: str, verdict: Verdict, summary: str = "s", hint: str = "") -> CheckResult:
@@ -140,7 +148,7 @@ class TestDamage:
         ("there", "problem"),
         [
             ({"a": "1", "b": "2", "manifest.json": "3"}, None),
-            ({"a": "1", "b": "9"}, "1 file of it are not as built, first b"),
+            ({"a": "1", "b": "9"}, "1 file of it is not as built: b"),
             ({}, "2 files of it are not as built, first a"),
         ],
     )
@@ -154,6 +162,49 @@ class TestDamage:
     def test_what_is_no_manifest_is_an_error(self, manifest):
         with pytest.raises((ValueError, KeyError, TypeError)):
             damage(manifest, {})
+
+
+class TestNothingToGoBackTo:
+    """One release passed, and ``a`` of it is edited or not."""
+
+    def refused(self, root: Path, content: str) -> OpsError:
+        made, digest, unit = service(), "a" * 64, "[Service]\n"
+        target = Target(
+            host=Host(name="h", deploy_root=str(root), services={"s": made}),
+            service=made,
+            runtime=RuntimeSpec(name="r"),
+        )
+        release = Path(Layout.of(target).release(digest))
+        release.mkdir(parents=True)
+        built = {"path": "a", "sha256": hashlib.sha256(b"built").hexdigest()}
+        (release / "manifest.json").write_text(json.dumps({"files": [built]}))
+        (release / "a").write_text(content)
+        past = new_activation(
+            release=digest, unit_sha256=text_sha256(unit), plan="", who="", origin="", reason="deploy"
+        )
+        history = History((replace(past, verdict=Verdict.PASS),))
+        with connect_local("h") as session:
+            deployment = Deployment(target, session, lambda event: None)
+            deployment.observed = Observed(
+                digest,
+                frozenset({digest}),
+                unit,
+                UnitState.parse({"LoadState": "loaded", "ActiveState": "active"}),
+                history,
+            )
+            with pytest.raises(PreflightError, match="there is nothing to go back to") as caught:
+                choose(deployment, None)
+        return caught.value
+
+    def test_an_altered_release_is_told_with_what_mends_it(self, tmp_path):
+        error = self.refused(tmp_path, "edited")
+        assert error.details[0] == "the current release aaaaaaaaaaaa: 1 file of it is not as built: a"
+        assert error.hint == "ddtree-ops deploy h   (publishes it again as it was built)"
+
+    def test_one_that_is_whole_is_not_spoken_of(self, tmp_path):
+        error = self.refused(tmp_path, "built")
+        assert error.details == ()
+        assert error.hint.startswith("ddtree-ops rollback h --to ID")
 
 
 def test_a_unit_file_with_secrets_is_for_root_alone():

@@ -142,6 +142,7 @@ class TestStory:
         status, output = run(lab, "rollback", "ct200")
         assert status == 5
         assert "cannot come back: its unit file is gone or damaged" in output
+        assert "next:  ddtree-ops deploy ct200 publishes the release it deploys again" in output
         assert "nothing was changed: release" in output and "keeps serving" in output
         shell(host, f"cp /tmp/kept {kept}")
         status, output = run(lab, "rollback", "ct200", "--to", "ffff")

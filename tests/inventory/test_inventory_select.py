@@ -209,6 +209,10 @@ def test_override_of_the_runtime(target: Target, inventory: Inventory) -> None:
             "args.enable-metrics=yes",
             "--set args.enable-metrics: yes is text: write true or false, or quote it: '\"yes\"'",
         ),
+        (
+            "speculative.algorithm=DDTREEE",
+            "ct200: --set speculative.algorithm: unknown algorithm DDTREEE (did you mean 'DDTREE'?)",
+        ),
         ("args.x=[1", "--set args.x: [1 is not a YAML list"),
         ("args.port=3", "ct200: --set args.port: use the field port of the service instead"),
         (
@@ -225,6 +229,53 @@ def test_wrong_settings(target: Target, setting: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         override(target, [setting])
     assert str(caught.value) == message
+
+
+def test_another_algorithm_says_which_settings_of_the_tree_go_with_it(target: Target) -> None:
+    with pytest.raises(UsageError) as caught:
+        override(target, ["speculative.algorithm=DFLASH"])
+    assert (
+        str(caught.value)
+        == "ct200: --set speculative.algorithm: DFLASH takes no budget and no topk_cap, which the service has"
+    )
+    away = ["speculative.budget=null", "speculative.topk_cap=null"]
+    assert caught.value.hint == (
+        f"give --set {' --set '.join(away)} too, or --set speculative=null instead for no speculation"
+    )
+    changed = override(target, ["speculative.algorithm=DFLASH", *away]).service.speculative
+    assert changed is not None and changed.tree_settings == ()
+    assert override(target, ["speculative=null"]).service.speculative is None
+    with pytest.raises(UsageError) as caught:
+        override(
+            target, ["speculative.algorithm=DFLASH", "speculative.budget=9", "speculative.topk_cap=null"]
+        )
+    assert str(caught.value) == (
+        "ct200: --set speculative.budget: only DDTREE takes it, the algorithm is DFLASH"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("1", "1"),
+        ("0.50", "0.50"),
+        ("1e3", "1e3"),
+        ("true", "true"),
+        ("no", "no"),
+        ("010", "010"),
+        ("2026-11-29", "2026-11-29"),
+        ("[1, 2]", "[1, 2]"),
+        ("a: b #c", "a: b #c"),
+        ("", ""),
+        ('"1"', "1"),
+        ("'null'", "null"),
+        ('"a" b', '"a" b'),
+    ],
+)
+def test_a_variable_is_text_whatever_it_looks_like(target: Target, value: str, text: str) -> None:
+    changed = override(target, [f"environment.DDTREE_TIMES={value}"])
+    assert changed.service.environment == {"DDTREE_TIMES": text}
+    assert override(changed, ["environment.DDTREE_TIMES=null"]).service.environment == {}
 
 
 def test_several_wrong_settings_are_told_at_once(target: Target) -> None:
