@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,13 +104,16 @@ def apply(
     """
     from ddtree_ops.deploy.saved import read_plan
 
-    saved = read_plan(file)
     safety = safety_of(
         "apply",
         no_rollback=no_rollback,
         confirm_within=confirm_within,
         lock_wait=lock_wait,
         again=f"ddtree-ops apply {shlex.quote(str(file))}",
+    )
+    saved = read_plan(file)
+    safety = replace(
+        safety,
         lint=same_again("lint", inventory=saved.inventory, runtime=saved.runtime, set=list(saved.settings)),
     )
     _, targets = targets_of(

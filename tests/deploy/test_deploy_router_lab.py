@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,10 @@ class TestStory:
         assert code == 5
         assert "router.worker.b300/one: http://127." in result["error"]
         assert "nothing listens there" in result["error"]
-        code, view = status(fronted)
+        deadline = time.monotonic() + 120  # the router looks at its workers every few seconds
+        while (seen := status(fronted))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.5)
+        code, view = seen
         assert code == 5
         assert {item["target"]: item["healthy"] for item in view["workers"]} == {
             "ct200/one": True,
