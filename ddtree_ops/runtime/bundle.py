@@ -28,7 +28,7 @@ from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.runtime.description import Description, PatchFile, load_description
 from ddtree_ops.runtime.overlay import DDTREE, OVERLAY, Overlay, brings_own, flags_of
 from ddtree_ops.runtime.overlay import __file__ as overlay_code
-from ddtree_ops.runtime.series import Content, apply_series
+from ddtree_ops.runtime.series import Content, apply_series, data_of
 from ddtree_ops.runtime.tree import (
     DirectoryTree,
     Tree,
@@ -240,11 +240,7 @@ def _not_laid(tree: Tree, overlay: Overlay) -> str:
     """Why the overlay is left out of a base; empty where it belongs in."""
     if any(path.startswith(f"{OVERLAY}/") for path in tree.paths()):
         return f"the base has a {OVERLAY} of its own"
-
-    def read(path: str) -> bytes | None:
-        content = tree.read(path)
-        return None if content is None else content.data
-
+    read = data_of(tree.read)
     own = brings_own(flags_of(read), read)
     if own is None:
         return f"the flags of the base cannot be read, so that it is not known whether it has {DDTREE}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from ddtree_ops.launchflags import ALGORITHM_FLAG
 from ddtree_ops.runtime.overlay import DDTREE, OVERLAY, Overlay, brings_own, extended_flags, flags_of
-from ddtree_ops.runtime.verify import Difference
+from ddtree_ops.runtime.verify import Difference, compare_digests
 from ddtree_ops.wording import count
 
 __all__ = ["GROUP", "OverlayCheck", "OverlayState", "check_overlay", "plugin_named", "plugins_of"]
@@ -136,7 +136,7 @@ def check_overlay(
         for path in sorted(hashes.keys() - there.keys())
         if _ENTRY_POINTS.fullmatch(path) and named & set(plugins_of([path], read))
     )
-    differences = (*_differences(overlay.hashes, there), *again)
+    differences = (*compare_digests(overlay.hashes, there), *again)
     same = {path for path, digest in there.items() if overlay.hashes.get(path) == digest}
     plain = flags_of(read)
     own = brings_own(plain, read)
@@ -189,13 +189,3 @@ def plugins_of(paths: Iterable[str], read: Callable[[str], bytes | None]) -> tup
         if parser.has_section(GROUP):
             found.update(parser.options(GROUP))
     return tuple(sorted(found))
-
-
-def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:
-    for path in sorted(wanted.keys() | found.keys()):
-        if path not in found:
-            yield Difference(path, "missing", wanted[path])
-        elif path not in wanted:
-            yield Difference(path, "extra", "", found[path])
-        elif wanted[path] != found[path]:
-            yield Difference(path, "changed", wanted[path], found[path])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.launchflags import __file__ as launchflags_code
 from ddtree_ops.results import Verdict
@@ -20,12 +20,14 @@ from ddtree_ops.runtime.description import Description, description_state, load_
 from ddtree_ops.runtime.kept import key_of, place_of, read_kept, write_kept
 from ddtree_ops.runtime.overlaycheck import OverlayCheck, OverlayState, check_overlay
 from ddtree_ops.runtime.overlaycheck import __file__ as overlaycheck_code
-from ddtree_ops.runtime.series import Content, peel_series
+from ddtree_ops.runtime.series import Content, data_of, peel_series
 from ddtree_ops.runtime.series import __file__ as series_code
 from ddtree_ops.runtime.tree import explained, open_tree
-from ddtree_ops.runtime.verify import Difference
+from ddtree_ops.runtime.verify import Difference, compare_digests
+from ddtree_ops.runtime.verify import __file__ as verify_code
 from ddtree_ops.sizing import RUNNER_PATH, Sizing, SizingError, SizingRow, prove
 from ddtree_ops.sizing import __file__ as sizing_code
+from ddtree_ops.wording import count
 
 if TYPE_CHECKING:
     from ddtree_ops.runtime.bundle import Bundle
@@ -117,8 +119,8 @@ class PatchCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """Fail: leftovers, graphs of the wrong size, or no DDTREE where it is wanted. Inconclusive: foreign, missing, sizing not understood, or an
-        overlay that is not as shipped."""
+        """Fail: leftovers, graphs of the wrong size, or no DDTREE where it is wanted. Inconclusive: foreign, missing,
+        sizing not understood, or an overlay that is not as shipped."""
         if self.leftovers or self.lacks_tree or (self.sizing is not None and not self.sizing.ok):
             return Verdict.FAIL
         if self.sizing is None or self.state in (PatchState.FOREIGN, PatchState.MISSING):
@@ -148,14 +150,12 @@ class PatchCheck:
             + (f", though the lines of {having} are in" if having else ", patched or not"),
         }[self.state]
         if self.edited:
-            count = len(self.edited)
-            text += f"; {count} other file{' is' if count == 1 else 's are'} not as in the tree's RECORD: {self.edited[0].path}"
-            text += " and more" if count > 1 else ""
+            edited = f"{count(len(self.edited), 'other file')} {'is' if len(self.edited) == 1 else 'are'}"
+            text += f"; {edited} not as in the tree's RECORD: {self.edited[0].path}"
+            text += " and more" if len(self.edited) > 1 else ""
         if self.leftovers:
-            count = len(self.leftovers)
-            text += (
-                f"; {count} leftover diagnostic{'' if count == 1 else 's'}, the first at {self.leftovers[0]}"
-            )
+            leftovers = count(len(self.leftovers), "leftover diagnostic")
+            text += f"; {leftovers}, the first at {self.leftovers[0]}"
         if self.sizing is not None:
             text += f"; sizes {self.sizing.figures} ({'right' if self.sizing.ok else 'WRONG'})"
         elif self.sizing_error:
@@ -289,11 +289,7 @@ def check_source(
 def _overlay(
     known: Description, hashes: Mapping[str, str], read: Callable[[str], Content | None]
 ) -> OverlayCheck | None:
-    def data(path: str) -> bytes | None:
-        content = read(path)
-        return None if content is None else content.data
-
-    return None if known.overlay is None else check_overlay(known.overlay, hashes, data)
+    return None if known.overlay is None else check_overlay(known.overlay, hashes, data_of(read))
 
 
 def check_bundle(
@@ -303,7 +299,7 @@ def check_bundle(
 
     :raises BuildError: a file that is read is not as built, or git is missing. :raises OSError: it cannot be read.
     """
-    code = (__file__, sizing_code, series_code, overlaycheck_code, launchflags_code)
+    code = (__file__, sizing_code, series_code, overlaycheck_code, verify_code, launchflags_code)
     known = load_description(description)
     laid = known.overlay.sha256 if known.overlay else ""
     key = key_of(bundle.digest, description_state(description), laid, block_size, budget, code=code)
@@ -465,16 +461,12 @@ def _edited(
     except csv.Error:
         return None
     there = {path: found for path, found in hashes.items() if path.startswith("sglang/")}
-    differences = []
-    for path in sorted((recorded.keys() | there.keys()) - set(touched)):
-        wanted, found = recorded.get(path, ""), there.get(path, "")
-        if wanted == found and found:
-            continue
-        kind: Literal["missing", "changed", "extra"] = (
-            "missing" if not found else "changed" if path in recorded else "extra"
-        )
-        differences.append(Difference(path, kind, _hex(wanted), _hex(found)))
-    return tuple(differences)
+    passed_over = set(touched)
+    return tuple(
+        replace(one, wanted=_hex(one.wanted), found=_hex(one.found))
+        for one in compare_digests(recorded, there)
+        if one.path not in passed_over
+    )
 
 
 def _hex(urlsafe: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ddtree_ops.errors import BuildError, PatchError
 from ddtree_ops.runtime.description import PatchFile
 
-__all__ = ["AppliedPatch", "Content", "apply_series", "peel_series"]
+__all__ = ["AppliedPatch", "Content", "apply_series", "data_of", "peel_series"]
 
 _FAILED = re.compile(r"^error: patch failed: (?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
 _ABSENT = re.compile(r"^error: (?P<file>.+): No such file or directory$", re.MULTILINE)
@@ -36,6 +36,16 @@ class Content:
 
     data: bytes
     executable: bool = False
+
+
+def data_of(read: Callable[[str], Content | None]) -> Callable[[str], bytes | None]:
+    """The same reader, giving only the bytes of a file."""
+
+    def data(path: str) -> bytes | None:
+        content = read(path)
+        return None if content is None else content.data
+
+    return data
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from ddtree_ops.errors import BuildError
 from ddtree_ops.remote.files import FileEntry, scan_tree
 from ddtree_ops.runtime.bundle import MANIFEST, Bundle
 
-__all__ = ["Difference", "compare", "verify_bundle"]
+__all__ = ["Difference", "compare", "compare_digests", "verify_bundle"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,22 @@ def compare(wanted: Sequence[FileEntry], found: Sequence[FileEntry]) -> tuple[Di
             differences.append(Difference(entry.path, "mode", f"{entry.mode:o}", f"{other.mode:o}"))
     differences += [Difference(path, "extra", "", entry.sha256) for path, entry in there.items()]
     return tuple(sorted(differences, key=lambda difference: difference.path))
+
+
+def compare_digests(wanted: Mapping[str, str], found: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Differences of two sets of files of which only digests are known, sorted by path.
+
+    :param wanted: digest by path, of any one kind. :param found: the same of what is there.
+    """
+    differences = []
+    for path in sorted(wanted.keys() | found.keys()):
+        if path not in found:
+            differences.append(Difference(path, "missing", wanted[path]))
+        elif path not in wanted:
+            differences.append(Difference(path, "extra", "", found[path]))
+        elif wanted[path] != found[path]:
+            differences.append(Difference(path, "changed", wanted[path], found[path]))
+    return tuple(differences)
 
 
 def verify_bundle(bundle: Bundle) -> tuple[Difference, ...]:

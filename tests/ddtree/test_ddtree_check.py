@@ -8,41 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from server_arguments import UNTOUCHED
 
 from ddtree_sglang import check
 from ddtree_sglang.check import DDTreeError
 
-GOOD: dict[str, Any] = {
+GOOD: dict[str, Any] = UNTOUCHED | {
     "speculative_algorithm": "DDTREE",
     "speculative_ddtree_budget": 32,
     "speculative_ddtree_topk_cap": 8,
     "speculative_ddtree_budget_schedule": "fixed",
-    "speculative_num_draft_tokens": 8,
-    "enable_dp_attention": False,
-    "pp_size": 1,
-    "attn_cp_size": 1,
-    "enable_two_batch_overlap": False,
-    "enable_single_batch_overlap": False,
-    "enable_pdmux": False,
-    "disaggregation_mode": "null",
-    "enable_lora": None,
-    "enable_torch_compile": False,
-    "enable_hierarchical_cache": False,
-    "enable_lmcache": False,
-    "enable_attn_tp_input_scattered": False,
-    "strip_thinking_cache": False,
-    "enable_streaming_session": False,
-    "enable_deterministic_inference": False,
-    "enable_return_hidden_states": False,
-    "enable_return_routed_experts": False,
-    "enable_custom_logit_processor": False,
-    "moe_dense_tp_size": None,
-    "rl_on_policy_target": None,
-    "moe_a2a_backend": "none",
-    "tokenizer_worker_num": 1,
-    "speculative_accept_threshold_single": 1.0,
-    "speculative_accept_threshold_acc": 1.0,
-    "page_size": 1,
 }
 
 

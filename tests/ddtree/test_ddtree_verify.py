@@ -416,20 +416,26 @@ def test_no_more_is_off_the_top_branch_than_was_accepted(step: Any, limit: int) 
     assert done.off_top == done.accepted[0] == min(limit, len(path)) - 1
 
 
-@pytest.mark.parametrize("rows", [[[-1, -1]], [[1, -1]]], ids=["no root", "not from the root"])
-def test_a_walk_that_does_not_begin_at_the_root_is_an_error(
-    rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree, _ = grown(1, 3, 0)
-    monkeypatch.setattr("ddtree_sglang.verify.torch_walk", lambda *args: torch.tensor(rows))
-    entered = DDTreeVerifyInput(
+def of_three_drafts(tree: Any, **more: Any) -> DDTreeVerifyInput:
+    """One request's input with a tree of a root and three drafts."""
+    return DDTreeVerifyInput(
         draft_token=tree.draft.view(-1),
         positions=torch.zeros(4, dtype=torch.int64),
         draft_token_num=4,
         tree=tree,
         rows=retrieve_index(tree),
         block_size=2,
+        **more,
     )
+
+
+@pytest.mark.parametrize("rows", [[[-1, -1]], [[1, -1]]], ids=["no root", "not from the root"])
+def test_a_walk_that_does_not_begin_at_the_root_is_an_error(
+    rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, _ = grown(1, 3, 0)
+    monkeypatch.setattr("ddtree_sglang.verify.torch_walk", lambda *args: torch.tensor(rows))
+    entered = of_three_drafts(tree)
     with pytest.raises(RuntimeError, match="does not begin at the root"):
         entered._accepted(SimpleNamespace(sampling_info=None), torch.zeros(4, VOCABULARY))
 
@@ -451,15 +457,7 @@ def test_one_rank_draws_for_all(
         calls.append(src)
         predicted.copy_(tree.draft[:, 1:2].expand(1, 4))
 
-    entered = DDTreeVerifyInput(
-        draft_token=tree.draft.view(-1),
-        positions=torch.zeros(4, dtype=torch.int64),
-        draft_token_num=4,
-        tree=tree,
-        rows=retrieve_index(tree),
-        block_size=2,
-        tp_group=SimpleNamespace(world_size=size, broadcast=broadcast),
-    )
+    entered = of_three_drafts(tree, tp_group=SimpleNamespace(world_size=size, broadcast=broadcast))
     other = next(token for token in range(VOCABULARY) if token not in tree.draft[0].tolist())
     logits = torch.nn.functional.one_hot(torch.full((4,), other), VOCABULARY).float() * 1e4
     batch = SimpleNamespace(sampling_info=sampling(1) if sampled else None, reqs=batch_of(1 << 30))
