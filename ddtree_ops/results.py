@@ -6,9 +6,9 @@ Pure data. ``report`` renders it; ``checks``, ``diagnose`` and ``deploy`` produc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from ddtree_ops.errors import ExitCode
 
@@ -18,6 +18,7 @@ __all__ = [
     "Event",
     "EventKind",
     "Evidence",
+    "Figure",
     "Reporter",
     "Verdict",
     "exit_code_of",
@@ -51,6 +52,38 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """One number that a report shows, compares or exports.
+
+    :param name: what it is, in snake case, without its unit (``accept_length``, ``ttft``); docs/reports.md lists them.
+    :param value: None where it was asked for and could not be had: never 0 in its place.
+    :param unit: ``s``, ``tokens``, ``tokens/s``, ``tokens/step``, ``GB``, ``ratio``, ``steps``, ``count`` ...
+    :param source: where it was read (``POST /generate meta_info``, ``journal``, ``systemctl show`` ...).
+    :param samples: measurements that it rests on; 1 for a single reading.
+    :param spread: median absolute deviation of the samples, in the same unit; None where there is one sample.
+    :param labels: what tells it from others of its name: ``mode``, ``budget``, ``topk``, ``concurrency``, ``stat``, ``phase``.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    source: str
+    samples: int = 1
+    spread: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable JSON form."""
+        return {**asdict(self), "labels": dict(self.labels)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` gave; fields that are not known are left out."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in document.items() if name in known})
+
+
+@dataclass(frozen=True)
 class CheckResult:
     """What one check found on one host.
 
@@ -59,6 +92,8 @@ class CheckResult:
     :param facts: figures behind the sentence, JSON-serialisable; names carry their unit
         (``ready_s``, ``tokens_per_s``, ``accept_length``).
     :param hint: next command to type when the verdict is not a pass.
+    :param figures: numbers that reports show and runs are compared by, each with unit, source and number of samples.
+    :param seconds: how long the check took; 0 where that was not measured.
     """
 
     name: str
@@ -68,6 +103,8 @@ class CheckResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     hint: str = ""
+    figures: tuple[Figure, ...] = ()
+    seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -84,7 +121,24 @@ class CheckResult:
             "facts": dict(self.facts),
             "evidence": [asdict(item) for item in self.evidence],
             "hint": self.hint,
+            "figures": [figure.to_json() for figure in self.figures],
+            "seconds": round(self.seconds, 3),
         }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` gave. :raises KeyError, ValueError, TypeError: it is something else."""
+        return cls(
+            name=str(document["name"]),
+            verdict=Verdict(document["verdict"]),
+            summary=str(document["summary"]),
+            host=str(document["host"]),
+            facts=dict(document["facts"]),
+            evidence=tuple(Evidence(**each) for each in document["evidence"]),
+            hint=str(document["hint"]),
+            figures=tuple(Figure.from_json(each) for each in document.get("figures", ())),
+            seconds=float(document.get("seconds", 0.0)),
+        )
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
