@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ddtree_ops.atomic import write_text
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.deploy.plan import Observed, Plan, Wish, text_sha256
 from ddtree_ops.errors import ConfigError, OpsError, UsageError
@@ -298,15 +298,11 @@ def write_plan(path: Path, saved: SavedPlan) -> None:
         ],
     }
     record = {"kind": _KIND, "schema": _SCHEMA, "sha256": _checksum(body), **body}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-        part.replace(path)
+        write_text(
+            path, json.dumps(record, indent=1, ensure_ascii=False) + "\n", mode=0o600, make_folder=False
+        )
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OpsError(f"{path} cannot be written: {error.strerror}", state="nothing was changed") from error
 
 
