@@ -2,6 +2,7 @@
 # make demo      set everything up and show the main job on lab hosts
 # make test      set up, lint, run all tests
 # make test-real the real sglang 0.5.11 with DDTREE on a CPU (torch, triton, sglang: 2 GB in .venv-real)
+# make real      install that sglang, for make test-real and ddtree-ops lab up --engine sglang
 # make lint      ruff, mypy, layers
 # make lab-down  power the lab hosts off
 # make clean     remove the virtual environments and caches
@@ -15,7 +16,7 @@ REAL   ?= .venv-real
 export TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real collected lint lab-down clean
+.PHONY: help setup demo test real test-real collected lint lab-down clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -23,8 +24,8 @@ help:
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing ddtree-ops and what it needs into $(VENV) with pip; the first time this takes a minute or more"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	@echo "installing ddtree-ops and what it needs into $(VENV); the first time this takes up to a minute"
+	$(BIN)/python tools/uv_install.py $(VENV) -e '.[test,lint]'
 	@touch $@
 
 setup: $(STAMP)
@@ -47,9 +48,12 @@ collected: setup
 
 # sglang and torch warn while they are imported: their warnings are shown, not errors
 test-real:
-	@PYTHON=$(PYTHON) DDTREE_OPS_SKIP_LAB=1 sh tools/system-packages.sh
-	@$(PYTHON) tests/ddtree/cpu/install.py $(REAL)
+	@PYTHON=$(PYTHON) sh tools/system-packages.sh test-real
+	@$(MAKE) --no-print-directory setup real
 	$(REAL)/bin/python -m pytest -W default --confcutdir tests/ddtree -m real tests/ddtree
+
+real:
+	@$(PYTHON) tests/ddtree/cpu/install.py $(REAL)
 
 lint: setup
 	$(BIN)/ruff check .

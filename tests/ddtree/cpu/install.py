@@ -1,4 +1,4 @@
-"""install.py FOLDER: the environment of ``make test-real``: torch for a CPU, sglang 0.5.11, triton, pytest.
+"""install.py FOLDER: the environment of ``make test-real`` and of lab hosts with the real engine: torch for a CPU, sglang 0.5.11, triton, pytest.
 
 What is installed is ``requirements.txt`` and nothing else, and triton in a folder of its own (``FOLDER/triton``), by uv,
 which pip brings into the environment first. pip's own settings (index, find-links) hold for uv too, and ``TORCH_INDEX`` may name an index with CPU builds of torch. An
@@ -18,8 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[2] / "tools"))
+from uv_install import UV, pip_settings  # noqa: E402
+
 REQUIREMENTS, TRITON = HERE / "requirements.txt", HERE / "requirements-triton.txt"
-UV = "uv==0.13.9"
 PYTHONS = ((3, 11), (3, 12))
 SERVER = (
     "sglang.launch_server",
@@ -44,36 +46,12 @@ import {", ".join(SERVER)}
 """
 NO_CPU_TORCH = (
     "a torch that runs on a CPU: the index gave a build for CUDA, whose libraries are not installed. Name an index that "
-    "has CPU builds: make test-real TORCH_INDEX=URL"
+    "has CPU builds: make real TORCH_INDEX=URL"
 )
 
 
 class Missing(Exception):
     """What is missing, and what to do."""
-
-
-def pip_settings(python: Path) -> dict[str, str]:
-    """Where pip looks for packages, as the variables by which uv is told the same. Given ones of uv's own stay."""
-    listed = subprocess.run(
-        [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    ).stdout
-    found: dict[str, list[str]] = {}
-    for line in listed.splitlines():
-        name, _, value = line.partition("=")
-        # later lines win in pip: the user's file over the machine's, the environment over both
-        found[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ").split()
-    extra = [*found.get("extra-index-url", []), *os.environ.get("TORCH_INDEX", "").split()]
-    told = {
-        "UV_DEFAULT_INDEX": " ".join(found.get("index-url", [])),
-        "UV_INDEX": " ".join(extra),
-        "UV_FIND_LINKS": ",".join(found.get("find-links", [])),
-        # as pip does: the pinned version from whichever index has it
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-        "UV_SYSTEM_CERTS": "1",
-        "UV_NO_PROGRESS": "1",
-        "UV_LINK_MODE": "hardlink",
-    }
-    return {name: value for name, value in told.items() if value and name not in os.environ}
 
 
 def run(arguments: list[str | Path], missing: str, **variables: str) -> None:
@@ -95,7 +73,7 @@ def install(folder: Path) -> None:
         names = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
         raise Missing(
             f"Python {names} is needed for the pinned builds, and {sys.executable} is "
-            f"{sys.version_info.major}.{sys.version_info.minor}: make test-real PYTHON=python3.11"
+            f"{sys.version_info.major}.{sys.version_info.minor}: make real PYTHON=python3.11"
         )
     stamp, python = folder / ".ready", folder / "bin" / "python"
     wanted = hashlib.sha256(
@@ -152,4 +130,4 @@ if __name__ == "__main__":
     try:
         install(Path(sys.argv[1]))
     except Missing as error:
-        sys.exit(f"make test-real: missing: {error}")
+        sys.exit(f"make real: missing: {error}")
