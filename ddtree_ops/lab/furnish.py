@@ -14,10 +14,19 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ddtree_ops import launchflags, sizing
 from ddtree_ops.errors import LabError
+from ddtree_ops.lab.engine import ENGINE_FILES
 
-__all__ = ["drafter_files", "furnish", "model_files", "safetensors", "whole_size", "write"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "drafter_files",
+    "furnish",
+    "model_files",
+    "safetensors",
+    "stand_in",
+    "whole_size",
+    "write",
+]
 
 VENV = "root/venv_sglang211"
 MODEL = "root/models/Kimi-K2.6"
@@ -40,7 +49,7 @@ exec /{venv}/bin/python3 "$@"
 """
 _VENV_PYTHON = "3.12"
 # What a venv for sglang 0.5.11 holds: its pins as pinned, the rest in a version that does.
-_DISTRIBUTIONS = """\
+_ON_RECORD = """\
 IPython==9.18.1 aiohttp==3.13.2 apache-tvm-ffi==0.1.6 anthropic==0.84.0 av==16.1.0 blobfile==3.0.0
 build==1.4.0 compressed-tensors==0.14.0 cuda-python==13.0.3 datasets==4.5.0 decord2==3.0.0 easydict==1.13
 einops==0.8.2 fastapi==0.128.0 flash-attn-4==4.0.0b9 flashinfer-cubin==0.6.8.post1
@@ -55,6 +64,8 @@ torch==2.11.0+cu130 torch_memory_saver==0.0.9.post1 torchao==0.17.0 torchaudio==
 torchcodec==0.11.1 torchvision==0.26.0+cu130 tqdm==4.67.3 transformers==5.6.0 uvicorn==0.40.0 uvloop==0.22.1
 watchfiles==1.1.1 xgrammar==0.1.32
 """
+DISTRIBUTIONS = dict(word.split("==") for word in _ON_RECORD.split())
+"""Version by distribution, as the venv of a lab host has them on record."""
 
 _LAYERS = 61
 _SHARDS = 64
@@ -135,10 +146,8 @@ def write(root: Path, name: str, data: bytes, mode: int = 0o644, length: int | N
 
 def furnish(root: Path) -> None:
     """Bring the venv, the engine and the models of the host whose root folder is ``root`` up to date."""
-    engine = Path(__file__).parent / "engine" / "lab_engine.py"
-    write(root, f"{ENGINE}/lab_engine.py", engine.read_bytes())
-    write(root, f"{ENGINE}/sizing.py", Path(sizing.__file__).read_bytes())
-    write(root, f"{ENGINE}/launchflags.py", Path(launchflags.__file__).read_bytes())
+    for file in ENGINE_FILES:
+        write(root, f"{ENGINE}/{file.name}", file.read_bytes())
     settings = f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {_VENV_PYTHON}.3\n"
     write(root, f"{VENV}/pyvenv.cfg", settings.encode())
     script = _PYTHON.format(engine=ENGINE, venv=VENV, python=_VENV_PYTHON)
@@ -146,12 +155,8 @@ def furnish(root: Path) -> None:
     link = root / VENV / "bin" / "python3"
     if not link.is_symlink():
         link.symlink_to("/usr/bin/python3")
-    for name, version in (word.split("==") for word in _DISTRIBUTIONS.split()):
-        text = (
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: lab stand-in, holds no code\n"
-        )
-        folder = f"{name.replace('-', '_')}-{version}.dist-info"
-        write(root, f"{VENV}/lib/python{_VENV_PYTHON}/site-packages/{folder}/METADATA", text.encode())
+    for name, version in DISTRIBUTIONS.items():
+        stand_in(root, f"{VENV}/lib/python{_VENV_PYTHON}/site-packages", name, version)
     own = root / VENV / "lib" / (root / "usr/bin/python3").readlink().name
     if (
         not own.exists() and not own.is_symlink()
@@ -165,6 +170,12 @@ def furnish(root: Path) -> None:
                 data,
                 length=whole_size(data) if name.endswith(".safetensors") else None,
             )
+
+
+def stand_in(root: Path, site: str, name: str, version: str) -> None:
+    """Put a distribution on record in ``root/site`` that holds no code."""
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: lab stand-in, holds no code\n"
+    write(root, f"{site}/{name.replace('-', '_')}-{version}.dist-info/METADATA", text.encode())
 
 
 def model_files() -> dict[str, bytes]:

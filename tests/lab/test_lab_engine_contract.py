@@ -41,6 +41,7 @@ FLAGS = (
     "4096",
     "--grammar-backend",
     "none",
+    "--enable-cache-report",
 )
 HELLO = [{"role": "user", "content": "hello world"}]
 LONG = "word " * 100_000
@@ -99,12 +100,30 @@ EXCHANGES: dict[str, tuple[str, str, Any]] = {
         ),
     ),
     "chat_logprobs": ("POST", CHAT, chat(logprobs=True, top_logprobs=2)),
+    "chat_logprobs_stream": (
+        "POST",
+        CHAT,
+        chat(logprobs=True, top_logprobs=2, max_tokens=4, stream=True),
+    ),
+    "chat_cached": ("POST", CHAT, chat(max_tokens=4)),
+    "chat_stream_cached": (
+        "POST",
+        CHAT,
+        chat(max_tokens=4, stream=True, stream_options={"include_usage": True}),
+    ),
+    "chat_stop": ("POST", CHAT, chat(stop=["y"])),
     "completions": ("POST", COMPLETIONS, {"model": "tiny", "prompt": "how are you", "max_tokens": 8}),
     "completions_stream": (
         "POST",
         COMPLETIONS,
         {"model": "tiny", "prompt": "how are you", "max_tokens": 4, "stream": True},
     ),
+    "completions_logprobs": (
+        "POST",
+        COMPLETIONS,
+        {"model": "tiny", "prompt": "how are you", "max_tokens": 4, "logprobs": 2},
+    ),
+    "get_load": ("GET", "/get_load", None),
     "generate": ("POST", GENERATE, generate()),
     "generate_ignore_eos": ("POST", GENERATE, generate(tokens=64)),
     "generate_batch": ("POST", GENERATE, generate(["a b", "c d"], 8)),
@@ -117,6 +136,17 @@ EXCHANGES: dict[str, tuple[str, str, Any]] = {
     "generate_over_long": ("POST", GENERATE, generate(LONG)),
     "generate_bad": ("POST", GENERATE, {"sampling_params": {}}),
     "generate_logprob": ("POST", GENERATE, generate(return_logprob=True)),
+    "generate_logprob_top": (
+        "POST",
+        GENERATE,
+        generate(
+            tokens=4,
+            return_logprob=True,
+            logprob_start_len=0,
+            top_logprobs_num=2,
+            return_text_in_logprobs=True,
+        ),
+    ),
     "metrics_with_spec": ("GET", "/metrics", None),
 }
 SETS = {"plain": "responses", "dflash": "responses_dflash"}
@@ -193,8 +223,8 @@ def kind_of(value: Any) -> str:
 
 def differences(recorded: Any, answered: Any, path: str = "$") -> Iterator[str]:
     """Where two JSON values differ in keys or types. A null is compatible with everything."""
-    if recorded is None or answered is None:
-        return
+    if recorded is None or answered is None or re.search(r"\.logprobs\.top_logprobs\[\d+\]$", path):
+        return  # of a completion the keys are the tokens themselves
     if kind_of(recorded) != kind_of(answered):
         yield f"{path}: recorded {kind_of(recorded)}, answered {kind_of(answered)}"
     elif isinstance(recorded, dict):
@@ -207,8 +237,10 @@ def differences(recorded: Any, answered: Any, path: str = "$") -> Iterator[str]:
         for key in sorted(set(recorded) & set(answered)):
             yield from differences(recorded[key], answered[key], f"{path}.{key}")
     elif isinstance(recorded, list) and recorded:
+        # a list of things alike, or a tuple: (log-probability, id, text)
+        alike = len({kind_of(item) for item in recorded if item is not None}) < 2
         for index, item in enumerate(answered):
-            yield from differences(recorded[0], item, f"{path}[{index}]")
+            yield from differences(recorded[0 if alike else index], item, f"{path}[{index}]")
 
 
 def head(recording: Path) -> tuple[int, dict[str, str]]:
@@ -357,6 +389,34 @@ def test_log_lines_have_the_recorded_formats(dflash: Contract) -> None:
     for name, pattern in KINDS.items():
         assert any(re.match(pattern, line) for line in recorded), f"no recorded line of kind {name}"
         assert any(re.match(pattern, line) for line in written), f"no line of the engine of kind {name}"
+
+
+def test_cached_tokens_are_reported(plain: Contract) -> None:
+    plain.send("POST", "/flush_cache", {})
+    said = [plain.send("POST", CHAT, chat(max_tokens=4)).json()["usage"] for _ in range(2)]
+    assert said[0]["prompt_tokens_details"] is None
+    assert said[1]["prompt_tokens_details"] == {"cached_tokens": said[1]["prompt_tokens"] - 1}
+
+
+def test_logprobs_rank_the_tokens_that_were_made(plain: Contract) -> None:
+    body = {
+        **EXCHANGES["generate_logprob_top"][2],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 24},
+    }
+    answer = plain.send("POST", GENERATE, body).json()
+    meta = answer["meta_info"]
+    best = meta["output_top_logprobs"]
+    assert [token[1] for token in meta["output_token_logprobs"]] == answer["output_ids"]
+    assert [pair[0] for pair in best] == meta["output_token_logprobs"]
+    assert all(0 > first[0] > second[0] and first[1] != second[1] for first, second in best)
+    assert meta["input_token_logprobs"][0][0] is None
+    assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
+    assert meta["cached_tokens"] == 0
+    assert (
+        len(meta["output_token_logprobs"])
+        == meta["output_token_logprobs_length"]
+        == meta["completion_tokens"]
+    )
 
 
 def test_it_says_what_it_is(plain: Contract) -> None:

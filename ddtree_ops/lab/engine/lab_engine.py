@@ -28,14 +28,15 @@ https://github.com/sgl-project/sglang/issues/3685, torch's in its ``socket.cpp``
 
 Where it differs from sglang on purpose: the warm-up asks for one token, so the verify step first runs for a
 real request; ``--cuda-graph-max-bs`` defaults to 48 and is not lowered to ``--max-running-requests``; one
-scheduler process logs for all ranks; no detokenizer process; no logprobs, grammars, tools or images.
+scheduler process logs for all ranks; no detokenizer process; no grammars or images; logprobs are made up; tools are
+called in Kimi K2's format whatever the parser; gauges go to nothing after a second of idleness (sglang: 30).
 
 Environment (seconds, defaults in brackets): LAB_LOAD_SECONDS [3]; LAB_TOKENS_PER_S [2000] a request;
 LAB_GPU_GB [96]; LAB_DRAIN_POLL [1; sglang 5]; LAB_HEALTH_POLL [0.1; sglang 1]; LAB_WARMUP_TRIES [120];
 LAB_DIST_TIMEOUT [600].
-Faults: LAB_CRASH_AFTER_S=n, an illegal memory access n seconds after ready; LAB_HANG_AT=weights|kv|graphs|
-warmup; LAB_GARBAGE=1, every answer is ``!!!!``; LAB_CRASH_ON_PREFIX_HIT=1, the first prefix-cache hit dies
-for triton's shared memory. sglang's SGL_FORCE_SHUTDOWN and SGLANG_HEALTH_CHECK_TIMEOUT work too.
+Faults: LAB_FAULTS="name,name=value" and LAB_FAULTS_FILE, see ``faults.py``; LAB_CRASH_AFTER_S=n, an illegal memory
+access n seconds after ready; LAB_HANG_AT=weights|kv|graphs|warmup; LAB_GARBAGE=1 and LAB_CRASH_ON_PREFIX_HIT=1 are older
+names of two of them. sglang's SGL_FORCE_SHUTDOWN and SGLANG_HEALTH_CHECK_TIMEOUT work too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ import argparse
 import ast
 import contextlib
 import errno
-import hashlib
 import http.client
 import importlib
 import json
@@ -65,7 +65,7 @@ import zlib
 from array import array
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from itertools import chain, cycle, islice
+from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -79,7 +79,6 @@ __all__ = ["NOTICE", "main"]
 
 NOTICE = "ddtree-ops lab engine 1: a stand-in for sglang; no model, no GPU, canned text"
 GIB = float(1 << 30)
-EOS_ID = 163586
 GAUGES = (
     "num_running_reqs",
     "num_used_tokens",
@@ -162,57 +161,16 @@ loop     | srt/utils/common.py | broadcast_pyobj | dist.broadcast(tensor_size, s
 warmup   | srt/entrypoints/http_server.py | _execute_server_warmup | assert res.status_code == 200, f"{res=}
 """
 
-QUICKSORT = '''Here is quicksort in Python, with comments.
 
-```python
-def quicksort(items):
-    """Return a new list with the items in ascending order."""
-    # A list of zero or one items is already sorted.
-    if len(items) <= 1:
-        return list(items)
-
-    # The middle item as pivot avoids the worst case on sorted input.
-    pivot = items[len(items) // 2]
-
-    # Split into three parts: smaller, equal and larger than the pivot.
-    smaller = [item for item in items if item < pivot]
-    equal = [item for item in items if item == pivot]
-    larger = [item for item in items if item > pivot]
-
-    # Sort both sides and put the parts together again.
-    return quicksort(smaller) + equal + quicksort(larger)
+def beside(name: str) -> Any:
+    """A module that lies beside this file on a lab host, and further up in the package."""
+    homes = [folder for folder in Path(__file__).resolve().parents if (folder / f"{name}.py").is_file()]
+    sys.path += [str(folder) for folder in homes[:1] if str(folder) not in sys.path]
+    return importlib.import_module(name)
 
 
-print(quicksort([3, 6, 1, 8, 2, 9, 2]))  # [1, 2, 2, 3, 6, 8, 9]
-```
-
-On average it takes O(n log n) comparisons; a bad pivot at every step would make it O(n^2). The version above
-uses O(n) extra memory in exchange for being short and easy to read. An in-place partition avoids that.
-'''
-
-OTHERWISE = """This is a canned answer of the lab engine; no model has read the question, which ends in: {topic}.
-It has {count} words, and the longest of them is "{longest}". A real server would now explain {longest} step by
-step, name its assumptions, give an example, and say where that example stops being right. The lab engine only
-counts tokens, so that length, speed and acceptance can be checked. In short: {topic}.
-"""
-
-
-def compose(prompt: str) -> str:
-    """The whole answer to a prompt; the same prompt always gets the same text."""
-    if "quicksort" in prompt.lower():
-        return QUICKSORT
-    words = re.findall(r"[^\W_]+", prompt) or ["nothing"]
-    return OTHERWISE.format(topic=" ".join(words[-8:]), count=len(words), longest=max(words, key=len))
-
-
-def pieces_of(text: str) -> list[str]:
-    """Split a text into tokens; joined again they give the text."""
-    return re.findall(r"\s*[A-Za-z]{1,8}|\s*\d{1,3}|\s*[^\sA-Za-z\d]|\s+", text)
-
-
-def chance(*words: object) -> float:
-    """A number in [0, 1) that depends on the words only."""
-    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=4).digest(), "big") / 2**32
+answers = beside("answers")
+faults = beside("faults")
 
 
 def write(stream: int, text: str) -> None:
@@ -228,6 +186,29 @@ def log(message: str, rank: str = "", stream: int = 2) -> None:
 
 def env(name: str, default: float) -> float:
     return float(os.environ.get(name) or default)
+
+
+class Switches:
+    """Which faults are on: those of the environment, and those that a file names at this moment.
+
+    :raises ValueError: LAB_FAULTS, or the file as it is now, names what is no fault.
+    """
+
+    def __init__(self) -> None:
+        words = [os.environ.get("LAB_FAULTS", "")]
+        words += ["garbage"] if os.environ.get("LAB_GARBAGE") else []
+        words += ["crash-on-prefix-hit"] if os.environ.get("LAB_CRASH_ON_PREFIX_HIT") else []
+        self.always = ",".join(words)
+        self.file = os.environ.get("LAB_FAULTS_FILE")
+        self.now()
+
+    def now(self) -> Any:
+        """The :class:`Faults` of this moment."""
+        text = self.always
+        if self.file:
+            with contextlib.suppress(FileNotFoundError):
+                text += "\n" + Path(self.file).read_text(encoding="utf-8")
+        return faults.Faults.parse(text)
 
 
 # --- the deployed runtime ----------------------------------------------------------------------------------
@@ -300,13 +281,6 @@ class Runtime:
                 if assigned:
                     lines += ["    " + " " * assigned.end() + "^" * (len(source) - assigned.end())]
         return "\n".join([*lines, f"{failure.kind}: {failure.message}", ""])
-
-
-def beside(name: str) -> Any:
-    """A module that lies beside this file on a lab host, and further up in the package."""
-    homes = [folder for folder in Path(__file__).resolve().parents if (folder / f"{name}.py").is_file()]
-    sys.path += [str(folder) for folder in homes[:1] if str(folder) not in sys.path]
-    return importlib.import_module(name)
 
 
 def read_config(file: Any) -> Any:
@@ -581,27 +555,47 @@ class GraphBuffers:
 
 @dataclass
 class Request:
-    """One request in the scheduler. ``plan`` is the whole answer, one entry a token."""
+    """One request in the scheduler. ``plan`` is the whole answer, one entry a token (answers.Ending)."""
 
     rid: str
     prompt: list[str]
-    plan: list[str]
-    finish: dict[str, Any]
+    plan: Any
     cached: int = 0
     done: int = 0
-    verifies: int = 0
+    steps: list[int] = field(default_factory=list)
+    """Drafts accepted in every verify step."""
+    strayed: bool = False
+    logprob_start: int | None = None
+    """First token of the prompt whose log-probability is asked for: it can't come from the cache."""
 
-    def spec_meta(self, block: int) -> dict[str, Any]:
-        if not self.verifies or block < 2:
+    @property
+    def ended(self) -> bool:
+        return self.done >= len(self.plan.texts)
+
+    def stray(self, start: int, near_tie: bool | None = None) -> None:
+        """Let the rest of the answer go another way, once, see :func:`answers.diverge`."""
+        at = answers.diverge(self.prompt, self.plan.pieces, start, near_tie)
+        if at is not None and not self.strayed:
+            self.strayed = True
+            self.plan.pieces[at] = answers.runner_up(self.plan.pieces[at])
+            self.plan.texts[at] = self.plan.pieces[at]
+
+    def spec_meta(self, block: int, inflated: bool, histogram: bool) -> dict[str, Any]:
+        """The figures of a request; the stock DFLASH worker keeps no histogram."""
+        if not self.steps or block < 2:
             return {}
-        accepted, proposed = self.done - 1 - self.verifies, self.verifies * (block - 1)
-        return {
+        steps = [block + 1] * len(self.steps) if inflated else self.steps
+        accepted, proposed = sum(steps), len(steps) * (block - 1)
+        meta: dict[str, Any] = {
             "spec_accept_rate": accepted / proposed,
-            "spec_accept_length": self.done / self.verifies,
+            "spec_accept_length": (self.done + accepted - sum(self.steps)) / len(steps),
             "spec_accepted_drafts": accepted,
             "spec_proposed_drafts": proposed,
-            "spec_verify_ct": self.verifies,
+            "spec_verify_ct": len(steps),
         }
+        if histogram:
+            meta["spec_accept_histogram"] = [steps.count(n) for n in range(max(steps) + 1)]
+        return meta
 
 
 @dataclass
@@ -735,6 +729,12 @@ class Scheduler:
         self.crash_at = math.inf
         self.verified = False
         self.first = True
+        self.faults = faults.Faults()
+        self.served = 0
+        self.kept: list[bytes] = []
+        self.kept_tokens = 0
+        self.undead: list[Request] = []
+        self.idle_at = math.inf
         self.stats: dict[str, Any] = {"gen_throughput": 0.0}
 
     def log(self, message: str, every: bool = False) -> None:
@@ -916,7 +916,8 @@ class Scheduler:
     def step(self) -> None:
         """Take what has arrived, then run one prefill or one decode step."""
         busy = bool(self.waiting or self.running)
-        patience = 0 if busy else max(0.0, min(60.0, self.crash_at - time.monotonic()))
+        until = min(self.crash_at, self.idle_at)
+        patience = 0 if busy else max(0.0, min(60.0, until - time.monotonic()))
         if self.mesh.peers:
             wait([self.link, *self.mesh.peers], patience)
             self.mesh.look()
@@ -925,45 +926,132 @@ class Scheduler:
             self.receive(*self.link.recv())
             busy, patience = True, 0
         if time.monotonic() >= self.crash_at:
-            message = "CUDA error: an illegal memory access was encountered"
-            raise Failure("torch.AcceleratorError", message, "serve forward replay")
+            raise self.illegal_access()
+        if time.monotonic() >= self.idle_at:
+            self.idle_at = math.inf
+            used, share = self.usage()
+            self.stats.update(
+                num_running_reqs=len(self.undead), num_used_tokens=used, token_usage=share, gen_throughput=0.0
+            )
+            self.link.send(("stats", self.stats))
         if self.waiting and len(self.running) < self.max_running:
             self.prefill()
         elif self.running:
             self.decode()
 
+    @staticmethod
+    def illegal_access() -> Failure:
+        message = "CUDA error: an illegal memory access was encountered"
+        return Failure("torch.AcceleratorError", message, "serve forward replay")
+
     def receive(self, kind: str, body: Any) -> None:
         if kind == "generate":
             self.waiting += [self.plan(**request) for request in body]
+        elif kind == "faults":
+            self.served, self.faults = 0, body
+            self.undead, self.kept, self.kept_tokens = [], [], 0
         elif kind == "abort":
+            gone = [request for request in self.running + self.waiting if request.rid == body]
+            if gone and "crash-on-abort" in self.faults:
+                raise self.illegal_access()
+            if gone and "abort-ignored" in self.faults:
+                self.undead += gone
             self.running = [request for request in self.running if request.rid != body]
             self.waiting = [request for request in self.waiting if request.rid != body]
+            self.idle_at = time.monotonic() + 1
         elif kind == "state":
-            self.link.send(("state", (body, self.stats)))
+            used, _ = self.usage()
+            pending = sum(len(request.prompt) for request in self.waiting)
+            load = {
+                "num_running_reqs": len(self.running) + len(self.undead),
+                "num_waiting_reqs": len(self.waiting),
+                "num_used_tokens": used,
+                "num_total_tokens": used + pending,
+            }
+            self.link.send(("state", (body, {**self.stats, "load": load})))
         elif kind == "flush":
-            self.prompts.clear()
-            self.totals = [0, 0]
-            self.stats.pop("avg_spec_accept_length", None)
+            idle = not self.waiting and not self.running and not self.undead
+            if idle and "flush-ignored" not in self.faults:
+                self.prompts.clear()
+                self.totals = [0, 0]
+                self.stats.pop("avg_spec_accept_length", None)
+            if not idle:
+                self.log(
+                    "Cache not flushed because there are pending requests. "
+                    f"#queue-req: {len(self.waiting)}, #running-req: {len(self.running)}"
+                )
+            self.link.send(("state", (body, {"flushed": idle})))
         elif kind == "ready" and os.environ.get("LAB_CRASH_AFTER_S"):
             self.crash_at = time.monotonic() + env("LAB_CRASH_AFTER_S", 0)
 
     def plan(
-        self, rid: str, text: str, prompt: list[str], limit: int | None, ignore_eos: bool, stop: list[str]
+        self,
+        rid: str,
+        text: str,
+        prompt: list[str],
+        limit: int | None,
+        ignore_eos: bool,
+        stop: list[str],
+        tools: list[dict[str, Any]] | None = None,
+        logprob_start: int | None = None,
     ) -> Request:
-        answer = "!" * 4096 if os.environ.get("LAB_GARBAGE") else compose(text)
-        cut, word = min(((answer.find(w), w) for w in stop if w and w in answer), default=(len(answer), ""))
-        pieces = pieces_of(answer[:cut]) if answer.strip("!") else list(answer[:cut])
-        finish: dict[str, Any] = {"type": "stop", "matched": word or EOS_ID}
-        if not word:
-            pieces = [*pieces, ""]
+        """What a request will be answered; faults that count requests look here whether it is their turn."""
+        on, counted = self.faults, not rid.startswith("HEALTH_CHECK")
+        self.served += counted
+        if counted and on.over("hang-after", self.served):
+            while os.getppid() > 1:
+                time.sleep(0.5)
+        if counted and "leak" in on:
+            self.kept.append(b"\xff" * (on.number("leak") << 20))
+            self.kept_tokens += len(prompt)
+        if counted and "xid" in on:
+            log("NVRM: Xid (PCI:0000:41:00): 31, pid=4242, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE "
+                "GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_1c000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ")  # fmt: skip
+        kind, answer = answers.compose(text, tools or ())
         limit = self.server.context - len(prompt) if limit is None else limit
-        if ignore_eos:
-            pieces = list(islice(cycle(pieces), limit))
-        if len(pieces) >= limit and not (len(pieces) == limit and not ignore_eos):
-            pieces, finish = pieces[:limit], {"type": "length", "length": limit}
-        return Request(rid, prompt, pieces, finish)
+        pieces = answers.pieces_of(answers.spoil(kind, answer, len(prompt), on))
+        request = Request(
+            rid, prompt, answers.ending(pieces, limit, stop, ignore_eos, on), logprob_start=logprob_start
+        )
+        if on.every("nondeterministic", self.served):
+            request.stray(3)
+        if self.server.algorithm and "lossy" in on:
+            request.stray(on.number("lossy"), near_tie=False)
+        if self.server.algorithm and "lossy-near-tie" in on:
+            request.stray(on.number("lossy-near-tie"), near_tie=True)
+        others = [other for other in self.running + self.waiting if other.plan.texts != request.plan.texts]
+        if counted and others and "crossed-answers" in on:
+            request.plan = answers.Ending(
+                list(others[0].plan.pieces), list(others[0].plan.texts), others[0].plan.finish
+            )
+        return request
+
+    def crash_when_due(self, batch: list[Request]) -> None:
+        """The faults that end the server in a prefill.
+
+        :raises Failure: it is their turn.
+        """
+        on = self.faults
+        longest = max(len(request.prompt) for request in batch)
+        counted = not batch[0].rid.startswith("HEALTH_CHECK")
+        if counted and on.over("oom-late", self.served):
+            message = (
+                f"CUDA out of memory. Tried to allocate 1.31 GiB. GPU 0 has a total capacity of "
+                f"{self.server.gpu:.2f} GiB of which 0.87 GiB is free."
+            )
+            stacks = "serve prefill forward extend" if self.server.algorithm else "serve forward extend"
+            raise Failure("torch.OutOfMemoryError", message, stacks)
+        if (
+            (counted and on.over("late-crash", self.served))
+            or on.over("long-prompt-crash", longest)
+            or ("overlong-crash" in on and longest >= self.server.context)
+            or on.reached("crash-on-batch", len(self.running) + len(batch))
+        ):
+            raise self.illegal_access()
 
     def cached_tokens(self, prompt: list[str]) -> int:
+        if "no-cache" in self.faults:
+            return 0
         best = 0
         for known in self.prompts:
             same = next((i for i, (a, b) in enumerate(zip(known, prompt)) if a != b), None)  # noqa: B905
@@ -971,7 +1059,8 @@ class Scheduler:
         return min(best, len(prompt) - 1)
 
     def usage(self) -> tuple[int, float]:
-        used = sum(len(request.prompt) + request.done for request in self.running)
+        used = self.kept_tokens
+        used += sum(len(request.prompt) + request.done for request in self.running + self.undead)
         return used, used / self.capacity
 
     def prefill(self) -> None:
@@ -980,8 +1069,13 @@ class Scheduler:
         if self.first:
             self.phase("warmup", 1.0)
             self.first = False
+        self.crash_when_due(batch)
         for request in batch:
             request.cached = self.cached_tokens(request.prompt)
+            if request.logprob_start is not None:
+                request.cached = min(request.cached, request.logprob_start)
+            if self.faults.reached("wrong-on-prefix-hit", request.cached):
+                request.stray(3)
         cached = sum(request.cached for request in batch)
         new = sum(len(request.prompt) for request in batch) - cached
         now = time.monotonic()
@@ -993,7 +1087,7 @@ class Scheduler:
             f"input throughput (token/s): {new / max(1e-3, now - self.last_prefill):.2f}"
         )
         self.last_prefill = now
-        if cached and os.environ.get("LAB_CRASH_ON_PREFIX_HIT"):
+        if any(self.faults.reached("crash-on-prefix-hit", request.cached) for request in batch):
             message = (
                 "out of resource: shared memory, Required: 106496, Hardware limit: 101376. "
                 "Reducing block sizes or `num_stages` may help."
@@ -1004,17 +1098,20 @@ class Scheduler:
             if len(request.prompt) > 1:
                 self.prompts = [*self.prompts[-63:], request.prompt]
             self.emit(request, 1)
-        self.running += [request for request in batch if request.done < len(request.plan)]
+        self.running += [request for request in batch if not request.ended]
+        self.idle_at = time.monotonic() + 1
 
     def tree(self, request: Request, width: int) -> array[int]:
         """Token ids of a verify step: the last token, then the drafted nodes."""
-        return array("q", (zlib.crc32(b"%d %d" % (request.done, i)) % EOS_ID for i in range(width)))
+        return array("q", (zlib.crc32(b"%d %d" % (request.done, i)) % answers.EOS_ID for i in range(width)))
 
     def accepted(self, request: Request) -> int:
         """How many drafted tokens hold: a walk that goes a level deeper with a chance that grows with the tree."""
+        if "accept-1" in self.faults:
+            return 0
         hold = min(0.9, 0.45 + 0.04 * math.log2(self.server.verify_tokens))
         depth = 0
-        while depth < self.server.block - 1 and chance(request.prompt, request.done, depth) < hold:
+        while depth < self.server.block - 1 and answers.chance(request.prompt, request.done, depth) < hold:
             depth += 1
         return depth
 
@@ -1028,15 +1125,20 @@ class Scheduler:
                 for request in batch:
                     tokens += self.tree(request, width)
                 buffers.populate(len(batch), tokens)
+        if server.algorithm and self.faults.reached("lossy-at-batch", len(batch)):
+            for request in batch:
+                request.stray(request.done)
         drafts = [self.accepted(request) for request in batch]
         if server.algorithm and not self.verified:
             self.log(f"DFLASH verify completed. num_accepted_drafts_per_req={drafts}")
             self.verified = True
         self.pause_step(max(drafts) + 1)
         for request, count in zip(batch, drafts):  # noqa: B905
-            request.verifies += bool(server.algorithm)
+            left = len(request.plan.texts) - request.done
+            request.steps += [min(count + 1, left) - 1] if server.algorithm else []
             self.emit(request, count + 1)
-        self.running = [request for request in batch if request.done < len(request.plan)]
+        self.running = [request for request in batch if not request.ended]
+        self.idle_at = time.monotonic() + 1
         interval.steps += 1
         interval.verifies += len(batch)
         interval.accepted += sum(drafts)
@@ -1045,7 +1147,10 @@ class Scheduler:
             self.report(len(batch), graph)
 
     def pause_step(self, tokens: int) -> None:
-        until = time.monotonic() + tokens / self.rate
+        rate = self.rate
+        if "slow-decay" in self.faults:
+            rate /= 2 ** (self.served // max(1, self.faults.number("slow-decay")))
+        until = time.monotonic() + tokens / rate
         while time.monotonic() < until:
             time.sleep(max(0.0, until - time.monotonic()))
 
@@ -1055,6 +1160,9 @@ class Scheduler:
         used, share = self.usage()
         throughput = last.tokens / max(1e-3, time.monotonic() - last.started)
         length, rate, spec = 0.0, 0.0, ""
+        if self.server.algorithm and "accept-above-block" in self.faults:
+            last.tokens = last.verifies * (self.server.block + 2)
+            last.accepted = last.tokens - last.verifies
         if self.server.algorithm:
             self.totals = [self.totals[0] + last.tokens, self.totals[1] + last.verifies]
             length = last.tokens / last.verifies
@@ -1072,19 +1180,28 @@ class Scheduler:
         self.link.send(("stats", self.stats))
 
     def emit(self, request: Request, count: int) -> None:
-        new = request.plan[request.done : request.done + count]
-        request.done += len(new)
-        finished = request.done >= len(request.plan)
-        chunk = {
+        plan, begin = request.plan, request.done
+        pieces = plan.pieces[begin : begin + count]
+        request.done += len(pieces)
+        chunk: dict[str, Any] = {
             "rid": request.rid,
-            "text": "".join(new),
-            "ids": [EOS_ID if not p else zlib.crc32(p.encode()) % self.server.vocabulary for p in new],
-            "finish": request.finish if finished else None,
+            "text": "".join(plan.texts[begin : begin + count]),
+            "pieces": pieces,
+            "ids": [token_id(piece, self.server.vocabulary) for piece in pieces],
+            "finish": plan.finish if request.ended else None,
             "done": request.done,
             "cached": request.cached,
-            "spec": request.spec_meta(self.server.block) if finished else {},
+            "spec": {},
         }
+        if request.ended:
+            inflated, histogram = "accept-above-block" in self.faults, self.server.algorithm == "DDTREE"
+            chunk["spec"] = request.spec_meta(self.server.block, inflated, histogram)
         self.link.send(("chunk", chunk))
+
+
+def token_id(piece: str, vocabulary: int) -> int:
+    """The id of a token; ``""`` is the end of the text."""
+    return zlib.crc32(piece.encode()) % vocabulary if piece else int(answers.EOS_ID)
 
 
 def clock(seconds: float) -> str:
@@ -1102,15 +1219,25 @@ class Refused(Exception):
         self.kind = kind
 
 
+class Broken(Exception):
+    """A fault wants this request answered with 500."""
+
+
 class Frontend:
     """Takes requests to the scheduler and the answers back (sglang's tokenizer manager)."""
 
-    def __init__(self, server: Server, link: Connection, pid: int) -> None:
+    def __init__(self, server: Server, link: Connection, pid: int, switches: Switches) -> None:
         self.server, self.link, self.pid = server, link, pid
         self.lock = threading.Lock()
         self.inflight: dict[str, queue.Queue[Any]] = {}
         self.ready = False
         self.draining = False
+        self.leaving = False
+        self.switches = switches
+        self.faults = faults.Faults()
+        self.asked = 0
+        self.active = 0
+        self.health_asked = 0
         self.stats: dict[str, Any] = {}
         self.counts = {"prompt_tokens_total": 0, "generation_tokens_total": 0, "num_requests_total": 0}
 
@@ -1131,21 +1258,56 @@ class Frontend:
                 if waiting is not None:
                     waiting.put(answer)
 
-    def state(self) -> dict[str, Any]:
+    def look(self) -> Any:
+        """The faults of this moment, told to the scheduler where they have changed. None before it is ready."""
+        now = self.switches.now() if self.ready else self.faults
+        with self.lock:
+            if now != self.faults:
+                self.faults, self.asked, self.health_asked = now, 0, 0
+                self.link.send(("faults", now))
+        return now
+
+    def enter(self, requests: int) -> bool:
+        """Count requests that are to be generated; False where a fault answers them with 500."""
+        on = self.look()
+        with self.lock:
+            crowded = on.reached("burst-drops", self.active)
+            self.asked += requests
+            self.active += requests
+            return not (crowded or on.every("error-every", self.asked))
+
+    def leave(self, requests: int) -> None:
+        with self.lock:
+            self.active -= requests
+            self.leaving = self.leaving or (
+                not self.active and self.faults.reached("restart-itself", self.asked)
+            )
+
+    def state(self, kind: str = "state") -> dict[str, Any]:
         """The scheduler's figures, asked for now; waits as long as the scheduler does not answer."""
         rid = uuid.uuid4().hex
         answer: queue.Queue[Any] = queue.Queue()
         self.inflight[rid] = answer
         try:
-            self.send("state", rid)
+            self.send(kind, rid)
             return dict(answer.get())
         finally:
             self.inflight.pop(rid, None)
 
     def check(self, prompt: list[str], params: dict[str, Any], rid: str) -> None:
         """Refuse what sglang refuses. As in 0.5.11 the id of a refused request is never forgotten."""
-        server, limit = self.server, params.get("max_new_tokens")
+        server, limit, on = self.server, params.get("max_new_tokens"), self.faults
         self.inflight[rid] = queue.Queue()
+        if on.over("long-prompt-refused", len(prompt)):
+            raise Refused(
+                f"The input ({len(prompt)} tokens) is longer than the model's context length "
+                f"({on.number('long-prompt-refused')} tokens)."
+            )
+        total = len(prompt) + (limit or 0)
+        if "overlong-500" in on and max(total, len(prompt) + 1) > server.context:
+            raise Broken("the input is too long")
+        if "overlong-accepted" in on or "overlong-crash" in on:
+            return
         if len(prompt) >= server.context:
             raise Refused(
                 f"The input ({len(prompt)} tokens) is longer than the model's context length "
@@ -1164,16 +1326,22 @@ class Frontend:
             raise Refused(f"max_new_tokens must be at least 0, got {limit}.")
 
     def generate(
-        self, jobs: list[tuple[str, list[str], dict[str, Any]]]
+        self, jobs: list[tuple[str, list[str], dict[str, Any]]], gone: Callable[[], bool]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run (text, prompt tokens, sampling parameters) as one batch; yields (index, chunk) as they come."""
+        """Run (text, prompt tokens, sampling parameters) as one batch; yields (index, chunk) as they come.
+
+        :param gone: whether the client has left: looked at twice a second (sglang: every 4 s).
+        :raises Broken: a fault wants 500.
+        :raises ConnectionError: the client has left.
+        """
         rids = [uuid.uuid4().hex for _ in jobs]
-        answers: queue.Queue[Any] = queue.Queue()
+        chunks: queue.Queue[Any] = queue.Queue()
+        self.look()
         batch: list[dict[str, Any]] = []
         done: set[str] = set()
         for rid, (text, prompt, params) in zip(rids, jobs):  # noqa: B905
             self.check(prompt, params, rid)
-            self.inflight[rid] = answers
+            self.inflight[rid] = chunks
             stop = params.get("stop") or []
             batch.append(
                 {
@@ -1183,12 +1351,24 @@ class Frontend:
                     "limit": params.get("max_new_tokens"),
                     "ignore_eos": bool(params.get("ignore_eos")),
                     "stop": [stop] if isinstance(stop, str) else stop,
+                    "tools": params.get("tools"),
+                    "logprob_start": params.get("logprob_start"),
                 }
             )
         try:
+            if not self.enter(len(jobs)):
+                raise Broken("a fault answers this request with 500")
             self.send("generate", batch)
+            looked = time.monotonic()
             while len(done) < len(jobs):
-                chunk = answers.get()
+                if time.monotonic() > looked + 0.5:
+                    looked = time.monotonic()
+                    if gone():
+                        raise ConnectionError("the client has left")
+                try:
+                    chunk = chunks.get(timeout=0.5)
+                except queue.Empty:
+                    continue
                 if chunk["finish"]:
                     done.add(chunk["rid"])
                     self.inflight.pop(chunk["rid"], None)
@@ -1197,6 +1377,7 @@ class Frontend:
                     self.counts["prompt_tokens_total"] += len(jobs[rids.index(chunk["rid"])][1])
                 yield rids.index(chunk["rid"]), chunk
         finally:
+            self.leave(len(jobs))
             for rid in set(rids) - done:
                 self.inflight.pop(rid, None)
                 self.send("abort", rid)
@@ -1206,6 +1387,10 @@ class Frontend:
         if self.draining:
             log("Health check request received during shutdown. Returning 503.")
         if self.draining or not self.ready:
+            return False
+        on = self.look()
+        self.health_asked += 1
+        if on.every("flap-503", self.health_asked):
             return False
         started, patience = time.time(), env("SGLANG_HEALTH_CHECK_TIMEOUT", 20)
         rid = f"HEALTH_CHECK_{started}"
@@ -1290,6 +1475,7 @@ class Handler(BaseHTTPRequestHandler):
         "/server_info": ("GET", "server_info"),
         "/get_server_info": ("GET", "server_info"),
         "/metrics": ("GET", "metrics"),
+        "/get_load": ("GET", "get_load"),
         "/flush_cache": ("GET POST", "flush_cache"),
         "/generate": ("POST", "generate"),
         "/v1/chat/completions": ("POST", "chat"),
@@ -1322,9 +1508,10 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/metrics" and not self.fields["enable_metrics"]:
             name = ""
         if path.startswith("/get_") and name:
+            now = "v1/loads" if name == "get_load" else name
             log(
                 f"Endpoint '{path}' is deprecated and will be removed in a future version. "
-                f"Please use '/{name}' instead."
+                f"Please use '/{now}' instead."
             )
         key, is_open = self.fields["api_key"], path.startswith(("/health", "/metrics"))
         if path == "/flush_cache" and self.fields["admin_api_key"]:
@@ -1352,6 +1539,15 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(400, error)
         except ConnectionError:
             raise
+        except Broken as broken:
+            error = {
+                "object": "error",
+                "message": str(broken),
+                "type": "InternalServerError",
+                "param": None,
+                "code": 500,
+            }
+            self.reply(500, error)
         except Exception:
             log("Exception in ASGI application\n" + traceback.format_exc())
             self.reply(500, "Internal Server Error", "text/plain; charset=utf-8")
@@ -1377,10 +1573,25 @@ class Handler(BaseHTTPRequestHandler):
         first = next(events)
         kind = {"content-type": "text/event-stream; charset=utf-8"}
         self.head(200, {**kind, "vary": "Origin", "Transfer-Encoding": "chunked"})
-        for event in chain([first], events):
+        on = self.front.faults
+        for count, event in enumerate(chain([first], events)):
+            if on.reached("hang-in-stream", count):
+                while not self.gone():
+                    time.sleep(0.2)
+                raise ConnectionError("the client has left")
             data = b"data: " + compact(event) + b"\n\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        done = b"" if "stream-no-done" in on else b"e\r\ndata: [DONE]\n\n\r\n"
+        self.wfile.write(done + b"0\r\n\r\n")
+
+    def gone(self) -> bool:
+        """Whether the client has hung up."""
+        if not select.select([self.connection], [], [], 0)[0]:
+            return False
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     # plain endpoints
 
@@ -1388,12 +1599,27 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200 if self.front.healthy() else 503, "", kind="")
 
     def serve_flush_cache(self) -> None:
-        self.front.send("flush")
+        self.front.look()
+        if not self.front.state("flush")["flushed"]:
+            self.reply(400, "Flush cache failed.\n", kind="")
+            return
         text = (
             "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting "
             "requests, the operation will not be performed.)\n"
         )
         self.reply(200, text, kind="")
+
+    def serve_get_load(self) -> None:
+        load = self.front.state()["load"]
+        rank = {
+            "dp_rank": None,
+            "num_reqs": load["num_running_reqs"] + load["num_waiting_reqs"],
+            "num_waiting_reqs": load["num_waiting_reqs"],
+            "num_tokens": load["num_total_tokens"],
+            "num_pending_tokens": load["num_total_tokens"] - load["num_used_tokens"],
+            "ts_tic": time.perf_counter(),
+        }
+        self.reply(200, [rank])
 
     # fmt: off
     def card(self) -> dict[str, Any]:
@@ -1495,17 +1721,36 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def refuse_unsupported(self, logprobs: Any, grammar: Any) -> None:
-        speculative = self.front.server.algorithm is not None
-        kind = "DFLASH speculative decoding" if speculative else "The lab engine"
-        if logprobs:
-            raise Refused(f"{kind} does not support return_logprob yet.")
-        if grammar and self.fields["grammar_backend"] == "none" and not speculative:
+        """What sglang refuses under speculation, and what the lab engine cannot.
+
+        :raises Refused: logprobs under speculation; a grammar.
+        :raises Broken: a fault wants 500 instead.
+        """
+        algorithm, on = self.front.server.algorithm, self.front.look()
+        if algorithm and "refuses-nothing" in on:
+            return
+        if (logprobs and algorithm) or grammar:
+            if on["wrong-refusal"] == "500":
+                raise Broken("not supported")
+            if on["wrong-refusal"] == "words":
+                raise Refused("This is not possible.")
+        if logprobs and algorithm:
+            raise Refused(f"{algorithm} speculative decoding does not support return_logprob yet.")
+        if grammar and self.fields["grammar_backend"] == "none" and not algorithm:
             raise Refused(
                 "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when "
                 "the server is launched with --grammar-backend none"
             )
         if grammar:
+            kind = f"{algorithm} speculative decoding" if algorithm else "The lab engine"
             raise Refused(f"{kind} does not support grammar-constrained decoding yet.")
+
+    def wanted_logprobs(self, asked: Any, top: Any, start: Any = -1) -> dict[str, Any]:
+        """Parameters of a request that asks for log-probabilities; none where it does not, or may not."""
+        if not asked or self.front.server.algorithm:
+            return {}
+        start = int(-1 if start is None else start)
+        return {"top": int(top or 0), "start": start, "logprob_start": None if start < 0 else start}
 
     def serve_generate(self) -> None:
         received, body = time.time(), self.body("generate_request")
@@ -1514,32 +1759,37 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused("Either text, input_ids or input_embeds should be provided.")
         many = isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
         params = {"max_new_tokens": 128, **(body.get("sampling_params") or {})}
-        grammar = [key for key in ("json_schema", "regex", "ebnf") if params.get(key)]
+        grammar = [key for key in ("json_schema", "regex", "ebnf", "structural_tag") if params.get(key)]
         self.refuse_unsupported(body.get("return_logprob"), grammar)
+        wanted = self.wanted_logprobs(
+            body.get("return_logprob"), body.get("top_logprobs_num"), body.get("logprob_start_len")
+        )
+        params.update(wanted, texts=bool(body.get("return_text_in_logprobs")))
         jobs = []
         for item in given if many else [given]:
-            prompt = pieces_of(item) if isinstance(item, str) else [str(token) for token in item]
+            prompt = answers.pieces_of(item) if isinstance(item, str) else [str(token) for token in item]
             jobs.append((item if isinstance(item, str) else "".join(prompt), prompt or ["!"], params))
-        answers = self.accumulate(jobs, received)
+        results = self.accumulate(jobs, received)
         if body.get("stream"):
-            self.stream(answer for _, answer in answers)
+            self.stream(answer for _, answer in results)
             return
-        results = dict(answers)
-        self.reply(200, [results[index] for index in range(len(jobs))] if many else results[0])
+        last = dict(results)
+        self.reply(200, [last[index] for index in range(len(jobs))] if many else last[0])
 
     def accumulate(
         self, jobs: list[tuple[str, list[str], dict[str, Any]]], received: float
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """``/generate`` answers so far, one for each chunk."""
-        texts, ids = [""] * len(jobs), [array("q") for _ in jobs]
-        dispatched = time.time()
-        for index, chunk in self.front.generate(jobs):
+        texts, pieces = [""] * len(jobs), [[] for _ in jobs]  # type: list[str], list[list[str]]
+        dispatched, vocabulary = time.time(), self.front.server.vocabulary
+        for index, chunk in self.front.generate(jobs, self.gone):
+            _, prompt, params = jobs[index]
             texts[index] += chunk["text"]
-            ids[index].extend(chunk["ids"])
+            pieces[index].extend(chunk["pieces"])
             cached = chunk["cached"]
             # fmt: off
             meta = {
-                "id": chunk["rid"], "finish_reason": chunk["finish"], "prompt_tokens": len(jobs[index][1]),
+                "id": chunk["rid"], "finish_reason": chunk["finish"], "prompt_tokens": len(prompt),
                 "weight_version": self.fields["weight_version"], "total_retractions": 0, "queue_time": 0.0,
                 "prefill_waiting_latency": None, "prefill_launch_latency": None, "reasoning_tokens": 0,
                 "completion_tokens": chunk["done"], "cached_tokens": cached,
@@ -1547,6 +1797,10 @@ class Handler(BaseHTTPRequestHandler):
             }
             # fmt: on
             now = time.time()
+            if "wrong-usage" in self.front.faults:
+                meta["completion_tokens"] += 3
+            if "top" in params:
+                meta.update(logprob_meta(prompt, pieces[index], params, vocabulary))
             if chunk["finish"]:
                 meta.update({"e2e_latency": now - received}, **chunk["spec"])
             if chunk["finish"] and self.fields["enable_metrics"]:
@@ -1559,94 +1813,230 @@ class Handler(BaseHTTPRequestHandler):
                 )
             if chunk["finish"] or len(chunk["ids"]) == chunk["done"]:
                 meta["response_sent_to_client_ts"] = now
-            yield index, {"text": texts[index], "output_ids": list(ids[index]), "meta_info": meta}
+            ids = [token_id(piece, vocabulary) for piece in pieces[index]]
+            yield index, {"text": texts[index], "output_ids": ids, "meta_info": meta}
 
     def serve_chat(self) -> None:
         integers = ("max_tokens", "max_completion_tokens", "n")
         body = self.body("openai_v1_chat_completions", "messages", integers)
         if not body["messages"]:
             raise Refused("Messages cannot be empty.")
-        asked, prompt = "", []
+        asked, prompt, role = "", [], ""
         for message in body["messages"]:
             role, content = str(message.get("role")), message.get("content") or ""
             if not isinstance(content, str):
                 content = " ".join(part.get("text", "") for part in content if isinstance(part, dict))
-            asked = content if role == "user" else asked
-            prompt += ["<|im_start|>", role, "\n", *pieces_of(content), "<|im_end|>", "\n"]
+            asked = content if role in ("user", "tool") else asked
+            prompt += ["<|im_start|>", role, "\n", *answers.pieces_of(content), "<|im_end|>", "\n"]
         prompt += ["<|im_start|>", "assistant", "\n"]
         limit = body["max_completion_tokens"] if body["max_tokens"] is None else body["max_tokens"]
+        choice = body.get("tool_choice") or "auto"
         grammar = (body.get("response_format") or {}).get("type", "text") != "text"
+        grammar = grammar or bool(body.get("tools") and choice not in ("auto", "none"))
         self.refuse_unsupported(body.get("logprobs"), grammar)
-        self.openai(body, "chat.completion", asked, prompt, limit)
+        params = self.wanted_logprobs(body.get("logprobs"), body.get("top_logprobs"))
+        if body.get("tools") and choice != "none":
+            prompt = answers.pieces_of(json.dumps(body["tools"])) + prompt
+            params["tools"] = body["tools"] if role == "user" else None
+        self.openai(body, "chat.completion", asked, prompt, limit, params)
 
     def serve_completions(self) -> None:
         body = self.body("openai_v1_completions", "prompt", ("max_tokens", "n"))
         text = body["prompt"] if isinstance(body["prompt"], str) else " ".join(map(str, body["prompt"]))
         self.refuse_unsupported(body.get("logprobs"), False)
         limit = 16 if body["max_tokens"] is None else body["max_tokens"]
-        self.openai(body, "text_completion", text, pieces_of(text) or ["!"], limit)
+        params = self.wanted_logprobs(body.get("logprobs"), body.get("logprobs"))
+        self.openai(body, "text_completion", text, answers.pieces_of(text) or ["!"], limit, params)
 
     def openai(
-        self, body: dict[str, Any], kind: str, text: str, prompt: list[str], limit: int | None
+        self,
+        body: dict[str, Any],
+        kind: str,
+        text: str,
+        prompt: list[str],
+        limit: int | None,
+        params: dict[str, Any],
     ) -> None:
         """Run one OpenAI request and answer it whole or as a stream."""
         if (body.get("n") or 1) != 1:
             raise Refused("The lab engine answers n=1 only.")
-        params = {key: body.get(key) for key in ("temperature", "ignore_eos", "stop")}
+        params.update({key: body.get(key) for key in ("temperature", "ignore_eos", "stop")})
         params["max_new_tokens"] = limit
-        chunks = (chunk for _, chunk in self.front.generate([(text, prompt, params)]))
+        chunks = (chunk for _, chunk in self.front.generate([(text, prompt, params)], self.gone))
         head = {"created": int(time.time()), "model": body.get("model") or "default"}
+        calls = bool(params.get("tools") and self.fields["tool_call_parser"])
+        calls = calls and "tool-call-as-text" not in self.front.look()
         if body.get("stream"):
             wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            self.stream(self.events(kind, head, prompt, chunks, wants_usage))
+            self.stream(self.events(kind, head, prompt, chunks, wants_usage, params, calls))
             return
         got = list(chunks)
         joined, last = "".join(chunk["text"] for chunk in got), got[-1]
-        content = joined if last["done"] else None
-        message = {"role": "assistant", "content": content, "reasoning_content": None, "tool_calls": None}
-        said = {"message": message} if kind == "chat.completion" else {"text": joined}
+        joined, made = self.tool_calls(joined) if calls else (joined, None)
+        if made and last["finish"]["type"] == "stop":
+            last["finish"] = {"type": "tool_calls", "matched": None}
+        content = None if "null-content" in self.front.faults else joined or None
+        message = {"role": "assistant", "content": content, "reasoning_content": None, "tool_calls": made}
+        is_chat = kind == "chat.completion"
+        said: dict[str, Any] = {"message": message} if is_chat else {"text": joined}
+        if "top" in params:
+            pieces = [piece for chunk in got for piece in chunk["pieces"]]
+            shape = chat_logprobs if is_chat else completion_logprobs
+            said["logprobs"] = shape(prompt, pieces, 0, params["top"])
         answer = {"id": last["rid"], "object": kind, **head, "choices": [choice(last, said)]}
         version = {"weight_version": self.fields["weight_version"]}
-        self.reply(200, {**answer, "usage": usage(prompt, last), "metadata": version})
+        self.reply(200, {**answer, "usage": self.usage(prompt, last), "metadata": version})
 
-    @staticmethod
+    def tool_calls(self, text: str) -> tuple[str, list[dict[str, Any]] | None]:
+        """The text that is left, and the calls in sglang's shape: Kimi K2's ids carry name and index."""
+        text, found = answers.tool_calls_in(text)
+        kimi = self.fields["tool_call_parser"] == "kimi_k2"
+        calls = [
+            {
+                "id": f"functions.{name}:{index}" if kimi else f"call_{uuid.uuid4().hex[:24]}",
+                "index": index,
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for name, index, arguments in found
+        ]
+        return text, calls or None
+
+    def usage(self, prompt: list[str], last: dict[str, Any]) -> dict[str, Any]:
+        made = last["done"] + (3 if "wrong-usage" in self.front.faults else 0)
+        report = self.fields.get("enable_cache_report") and last["cached"]
+        return {
+            "prompt_tokens": len(prompt),
+            "total_tokens": len(prompt) + made,
+            "completion_tokens": made,
+            "prompt_tokens_details": {"cached_tokens": last["cached"]} if report else None,
+            "reasoning_tokens": 0,
+        }
+
     def events(
+        self,
         kind: str,
         head: dict[str, Any],
         prompt: list[str],
         chunks: Iterator[dict[str, Any]],
         wants_usage: bool,
+        params: dict[str, Any],
+        calls: bool,
     ) -> Iterator[dict[str, Any]]:
         """The events of a stream: of a chat a role, texts and an end; of a completion texts, the last ends it."""
-        is_chat = kind == "chat.completion"
+        is_chat, on = kind == "chat.completion", self.front.look()
         base: dict[str, Any] = {"id": "", "object": kind + ".chunk" if is_chat else kind, **head}
         last: dict[str, Any] = {}
+        whole, parts = "", 0
         for last in chunks:
             base["id"] = last["rid"]
             if not is_chat:
                 yield {**base, "choices": [choice(last, {"text": last["text"]})], "usage": None}
                 continue
-            going = {**last, "finish": None}
-            texts = [{"content": last["text"]}] if last["text"] else []
+            going, whole = {**last, "finish": None}, whole + last["text"]
+            silent = not last["text"] or calls or "null-content" in on
+            texts = [] if silent else [{"content": last["text"]}]
+            parts += len(texts)
+            if texts and parts == 2 and "wrong-stream" in on:
+                texts *= {"dropped": 0, "doubled": 2}[on["wrong-stream"]]
+            said: dict[str, Any] = {}
+            if "top" in params:
+                begin = last["done"] - len(last["pieces"])
+                said = {"logprobs": chat_logprobs(prompt, last["pieces"], begin, params["top"])}
             if last["done"] == len(last["ids"]):
-                texts.insert(0, {"role": "assistant", "content": ""})
+                first = {"delta": {"reasoning_content": None, "role": "assistant", "content": ""}}
+                yield {**base, "choices": [choice(going, first)]}
             for text in texts:
-                yield {**base, "choices": [choice(going, {"delta": {"reasoning_content": None, **text}})]}
+                yield {
+                    **base,
+                    "choices": [choice(going, {"delta": {"reasoning_content": None, **text}, **said})],
+                }
+        left, made = self.tool_calls(whole) if calls else ("", None)
+        going = {**last, "finish": None}
+        if left:
+            yield {
+                **base,
+                "choices": [choice(going, {"delta": {"reasoning_content": None, "content": left}})],
+            }
+        for call in made or []:
+            yield {
+                **base,
+                "choices": [choice(going, {"delta": {"reasoning_content": None, "tool_calls": [call]}})],
+            }
+        finish = {**(last["finish"] or {})}
+        if made and finish["type"] == "stop":
+            finish["type"] = "tool_calls"
+        if "stream-wrong-finish" in on:
+            finish["type"] = {"stop": "length"}.get(finish["type"], "stop")
         if is_chat:
-            yield {**base, "choices": [choice(last, {"delta": {"reasoning_content": None}})]}
-        if wants_usage:
-            yield {**base, "choices": [], "usage": usage(prompt, last)}
+            yield {
+                **base,
+                "choices": [choice({**last, "finish": finish}, {"delta": {"reasoning_content": None}})],
+            }
+        if wants_usage and "stream-no-usage" not in on:
+            yield {**base, "choices": [], "usage": self.usage(prompt, last)}
 
 
 def choice(chunk: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     finish = chunk["finish"] or {}
     end = {"finish_reason": finish.get("type"), "matched_stop": finish.get("matched")}
-    return {"index": 0, **said, "logprobs": None, **end}
+    return {"index": 0, "logprobs": None, **said, **end}
 
 
-def usage(prompt: list[str], last: dict[str, Any]) -> dict[str, Any]:
-    counts = {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + last["done"]}
-    return {**counts, "completion_tokens": last["done"], "prompt_tokens_details": None, "reasoning_tokens": 0}
+def ranked(prompt: list[str], pieces: list[str], begin: int, top: int) -> Iterator[list[tuple[float, str]]]:
+    """For every token from position ``begin`` on: it and its runners-up, with their log-probabilities."""
+    for position, piece in enumerate(pieces, begin):
+        values = answers.logprobs_at(prompt, position, max(top, 1))
+        yield [(value, answers.runner_up(piece, n) if n else piece) for n, value in enumerate(values)]
+
+
+def chat_logprobs(prompt: list[str], pieces: list[str], begin: int, top: int) -> dict[str, Any]:
+    """Log-probabilities in OpenAI's shape."""
+
+    def entry(value: float, piece: str) -> dict[str, Any]:
+        return {"token": piece, "bytes": list(piece.encode()), "logprob": value}
+
+    return {
+        "content": [
+            {**entry(*best[0]), "top_logprobs": [entry(*each) for each in best[:top]]}
+            for best in ranked(prompt, pieces, begin, top)
+        ]
+    }
+
+
+def completion_logprobs(prompt: list[str], pieces: list[str], begin: int, top: int) -> dict[str, Any]:
+    """Log-probabilities of a completion; sglang knows no offsets and says -1."""
+    best = list(ranked(prompt, pieces, begin, top))
+    return {
+        "text_offset": [-1] * len(best),
+        "token_logprobs": [each[0][0] for each in best],
+        "tokens": [each[0][1] for each in best],
+        "top_logprobs": [{piece: value for value, piece in each} for each in best],
+    }
+
+
+def logprob_meta(
+    prompt: list[str], pieces: list[str], params: dict[str, Any], vocabulary: int
+) -> dict[str, Any]:
+    """The fields of ``meta_info`` with ``return_logprob``: (log-probability, id, text or null) for every token."""
+
+    def entry(value: float | None, piece: str) -> tuple[float | None, int, str | None]:
+        return value, token_id(piece, vocabulary), piece if params.get("texts") else None
+
+    made = list(ranked(prompt, pieces, 0, params["top"]))
+    start = params["start"] if params["start"] >= 0 else len(prompt)
+    read = list(ranked(prompt, prompt[start:], start - len(prompt), params["top"]))
+    meta: dict[str, Any] = {
+        "input_token_logprobs": [entry(best[0][0] if n else None, best[0][1]) for n, best in enumerate(read)],
+        "output_token_logprobs": [entry(*best[0]) for best in made],
+        "output_token_logprobs_length": len(made),
+    }
+    if params["top"]:
+        meta["input_top_logprobs"] = [
+            [entry(*each) for each in best] if n else None for n, best in enumerate(read)
+        ]
+        meta["output_top_logprobs"] = [[entry(*each) for each in best] for best in made]
+    return meta
 
 
 # --- the main process: life and death ----------------------------------------------------------------------
@@ -1655,8 +2045,8 @@ def usage(prompt: list[str], last: dict[str, Any]) -> dict[str, Any]:
 class Launcher:
     """Starts the scheduler and the HTTP server, warms up, watches, and ends as sglang ends."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, server: Server, switches: Switches) -> None:
+        self.server, self.switches = server, switches
         self.child = 0
         self.loading = True
         self.interrupted = threading.Event()
@@ -1697,7 +2087,7 @@ class Launcher:
                 Path("/proc/self/comm").write_text("sglang::schedul")
             Scheduler(self.server, there).run()
         there.close()
-        self.front = Frontend(self.server, here, self.child)
+        self.front = Frontend(self.server, here, self.child, self.switches)
         try:
             self.front.stats = here.recv()[1]
         except EOFError:
@@ -1777,6 +2167,10 @@ class Launcher:
         forced = os.environ.get("SGL_FORCE_SHUTDOWN", "").lower() in ("1", "true")
         while not self.interrupted.is_set():
             time.sleep(min(0.25, drain_poll))
+            if self.front.leaving:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.child, signal.SIGKILL)
+                os._exit(1)
             pid, status = os.waitpid(self.child, os.WNOHANG)
             if pid:
                 code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -1847,6 +2241,11 @@ def main(argv: list[str]) -> int:
     if argv == ["--lab-version"]:
         print(NOTICE)
         return 0
+    try:
+        switches = Switches()
+    except ValueError as error:
+        log(f"LAB_FAULTS: {error}")
+        return 2
     runtime = Runtime.find(os.environ.get("PYTHONPATH", ""))
     if runtime is None:
         spec = "Error while finding module specification for 'sglang.launch_server'"
@@ -1864,7 +2263,7 @@ def main(argv: list[str]) -> int:
         log(warning)
     dump = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     log(f"server_args=ServerArgs({dump})")
-    return Launcher(server).run()
+    return Launcher(server, switches).run()
 
 
 if __name__ == "__main__":
