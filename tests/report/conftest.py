@@ -1,0 +1,8 @@
+"""Tests of reports share the sample runs beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
