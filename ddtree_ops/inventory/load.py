@@ -30,6 +30,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_ops.errors import ConfigError
+from ddtree_ops.inventory.baselines import baseline_problems
 from ddtree_ops.inventory.models import (
     ENGINE_SECRETS,
     Host,
@@ -569,6 +570,8 @@ class _Resolver:
             having = {host: found.services[name] for host, found in hosts.items() if name in found.services}
             for path, text in node_problems(name, having, hosts):
                 self.report(path, text)
+        for path, text in baseline_problems(hosts):
+            self.report(path, text)
 
     def routers(self) -> dict[str, Router]:
         found: dict[str, Router] = {}

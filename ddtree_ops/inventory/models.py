@@ -214,6 +214,10 @@ class Health(_Model):
     min_accept_length: float | None = Field(
         default=None, ge=1.0, description="least tokens a verify step, the verified one included"
     )
+    judge_text: bool = Field(
+        default=True,
+        description="whether answers are judged as text; false: a tiny model that talks nonsense",
+    )
 
 
 class SecretSource(_Model):
@@ -259,6 +263,15 @@ class Lint(_Model):
     ignore: dict[str, Annotated[str, Field(min_length=1)]] = Field(
         default_factory=dict,
         description="rule to put up with here -> why; its findings are shown as information",
+    )
+
+
+class Baseline(_Model):
+    """The same model without speculation, by which the check ``lossless`` judges."""
+
+    service: str = Field(min_length=1, description="name under services: the same model, no speculative")
+    host: str | None = Field(
+        default=None, min_length=1, description="host that has it; left out: the same host"
     )
 
 
@@ -308,6 +321,9 @@ class Service(_Model):
     restart: Restart = Field(default_factory=Restart)
     health: Health = Field(default_factory=Health)
     rollback: Rollback = Field(default_factory=Rollback)
+    baseline: Baseline | None = Field(
+        default=None, description="service to compare answers with; left out: a recorded file, or none"
+    )
     lint: Lint = Field(default_factory=Lint)
 
 

@@ -1,0 +1,278 @@
+"""Is what a server writes with speculation what the target writes alone? Pure; ``docs/losslessness.md`` has the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import comb
+from typing import Any
+
+from ddtree_ops.checks.validation.judging import Judgement
+from ddtree_ops.results import Verdict
+from ddtree_ops.wording import count
+
+__all__ = [
+    "EPSILON",
+    "SIGNIFICANT",
+    "Answer",
+    "Compared",
+    "Outcome",
+    "compare_answers",
+    "excess",
+    "first_difference",
+    "judge_batch",
+    "judge_single",
+    "self_difference",
+]
+
+EPSILON = 0.13
+"""Nats: one bfloat16 step (0.125) of a logit from 16 to 32, where the best logits of large models lie."""
+SIGNIFICANT = 0.01
+"""Chance below which more mismatches than the baseline's own are no accident (Fisher's exact test, one-sided)."""
+_WRONG = "no near tie explains it: serve without speculation until it is found; docs/losslessness.md says where to look"
+_SHARE = 0.5
+"""Of the prompts and of their tokens: what must have been compared."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server wrote.
+
+    :param ids: of the tokens, the one that ended it included where the server tells it; empty where it tells none.
+    :param best: a place's best tokens with their log-probabilities (nats), best first; empty where they are not known.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    finish: str
+    best: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable JSON form."""
+        best = [[[token, round(value, 5)] for token, value in place] for place in self.best]
+        return {"ids": list(self.ids), "text": self.text, "finish": self.finish, "best": best}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Answer:
+        """Read what :meth:`to_json` gave. :raises KeyError, TypeError, ValueError: it is something else."""
+        best = tuple(tuple((int(token), float(value)) for token, value in place) for place in found["best"])
+        return cls(tuple(int(each) for each in found["ids"]), str(found["text"]), str(found["finish"]), best)
+
+
+class Outcome(StrEnum):
+    """What the comparison of one answer came to."""
+
+    EQUAL = "equal"
+    NEAR_TIE = "near tie"
+    MISMATCH = "mismatch"
+    UNKNOWN = "unknown"
+    """They differ, and the gap is not known."""
+    UNSTEADY = "unsteady"
+    """Equal as far as the baseline agrees with itself, which it does not to the end."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One answer against the baseline's.
+
+    :param place: of the first token that differs, from 0; None where none does.
+    :param expected: the baseline's token there, and ``seen`` the other's; None: it had ended.
+    :param gap: nats between the two in the baseline; a least value where ``at_least``; None: not known.
+    :param tokens: compared and equal, of ``of``.
+    """
+
+    prompt: str
+    outcome: Outcome
+    tokens: int
+    of: int
+    place: int | None = None
+    expected: int | None = None
+    seen: int | None = None
+    gap: float | None = None
+    at_least: bool = False
+    why: str = ""
+
+    def describe(self) -> str:
+        """One line for a person."""
+        if self.place is None:
+            return f"{self.prompt}: {self.outcome}: {self.tokens} of {self.of} tokens" + (
+                f" ({self.why})" if self.why else ""
+            )
+        gap = "gap not known" if self.gap is None else f"gap {'over ' * self.at_least}{self.gap:.3g} nats"
+        tokens = f"the target says {_token(self.expected)}, speculation {_token(self.seen)}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.prompt}: {self.outcome} at token {self.place}: {tokens}, {gap}{why}"
+
+
+def _token(token: int | None) -> str:
+    return "nothing more" if token is None else str(token)
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Place of the first token that differs or is missing; None where both are equal."""
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def self_difference(first: Answer, second: Answer) -> int | None:
+    """Where two answers of one server part: a place; 0 where only the texts are known and differ."""
+    if first.ids or second.ids:
+        return first_difference(first.ids, second.ids)
+    return None if first.text == second.text else 0
+
+
+def compare_answers(
+    prompt: str, first: Answer, second: Answer, seen: Answer, *, epsilon: float = EPSILON
+) -> Compared:
+    """``seen`` against the two answers of the baseline, as far as these agree.
+
+    :param epsilon: nats; a gap of less between the two tokens is a near tie.
+    """
+    size = len(first.ids)
+    agreed = self_difference(first, second)
+    if not first.ids or not seen.ids:
+        if first.text == seen.text and agreed is None and (not first.ids) == (not seen.ids):
+            return Compared(prompt, Outcome.EQUAL, size, size, why="no token ids: texts were compared")
+        return Compared(prompt, Outcome.UNKNOWN, 0, size, why="no token ids, and the texts differ")
+    place = first_difference(first.ids, seen.ids)
+    if agreed is not None and (place is None or place >= agreed):
+        return Compared(
+            prompt, Outcome.UNSTEADY, agreed, size, why="the baseline does not agree with itself after them"
+        )
+    if place is None:
+        return Compared(prompt, Outcome.EQUAL, size, size)
+    expected = first.ids[place] if place < size else None
+    other = seen.ids[place] if place < len(seen.ids) else None
+
+    def found(outcome: Outcome, gap: float | None = None, why: str = "", at_least: bool = False) -> Compared:
+        return Compared(prompt, outcome, place, size, place, expected, other, gap, at_least, why)
+
+    if expected is None or other is None:
+        ended = first if expected is None else seen
+        if ended.finish == "length":
+            return found(Outcome.MISMATCH, why="another number of tokens for the same limit")
+        return found(Outcome.UNKNOWN, why="one of them ended by something that is no token")
+    best = dict(first.best[place]) if place < len(first.best) else {}
+    if expected not in best:
+        return found(Outcome.UNKNOWN, why="the baseline tells no log-probability there")
+    if other not in best:
+        bound = best[expected] - min(best.values())
+        if bound >= epsilon:
+            return found(Outcome.MISMATCH, bound, f"not among the {len(best)} best", True)
+        return found(
+            Outcome.UNKNOWN, why=f"not among the {len(best)} best, which lie within {bound:.3g} nats"
+        )
+    gap = abs(best[expected] - best[other])
+    below = max(best.values()) - max(best[expected], best[other])
+    near = gap < epsilon and below < epsilon
+    return found(Outcome.NEAR_TIE if near else Outcome.MISMATCH, gap)
+
+
+def excess(many: int, of: int, own: int, own_of: int) -> float:
+    """Chance of ``many`` or more mismatches of ``of``, were they as frequent as ``own`` of ``own_of`` (Fisher, one-sided)."""
+    together, everything = many + own, of + own_of
+    if not of or not own_of:
+        return 1.0
+    ways = comb(everything, together)
+    tail = sum(
+        comb(of, number) * comb(own_of, together - number)
+        for number in range(many, min(of, together) + 1)
+        if together - number <= own_of
+    )
+    return tail / ways
+
+
+def _count(compared: Sequence[Compared], outcome: Outcome) -> int:
+    return sum(each.outcome is outcome for each in compared)
+
+
+def _first(compared: Sequence[Compared], outcome: Outcome) -> str:
+    return next(each.describe() for each in compared if each.outcome is outcome)
+
+
+def judge_single(compared: Sequence[Compared], unsteady: int) -> Judgement:
+    """The pass of one request at a time.
+
+    :param unsteady: prompts for which the baseline's two answers differ.
+    """
+    total = len(compared)
+    if not total:
+        return Judgement(Verdict.INCONCLUSIVE, "nothing was compared")
+    prompts = count(total, "prompt")
+    if unsteady > total * (1 - _SHARE):
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"the baseline does not agree with itself on {unsteady} of {prompts}: nothing can be held against it",
+            "is the baseline alone on its engine, and is it deterministic (batch 1, cache flushed)?",
+        )
+    wrong, unknown = _count(compared, Outcome.MISMATCH), _count(compared, Outcome.UNKNOWN)
+    ties, equal = _count(compared, Outcome.NEAR_TIE), _count(compared, Outcome.EQUAL)
+    if wrong:
+        first = _first(compared, Outcome.MISMATCH)
+        if unsteady and (chance := excess(wrong, total, unsteady, total)) >= SIGNIFICANT:
+            return Judgement(
+                Verdict.INCONCLUSIVE,
+                f"{wrong} of {prompts} differ, and the baseline differs from itself on {unsteady} (p {chance:.2g}): {first}",
+                "make the baseline deterministic first",
+            )
+        return Judgement(Verdict.FAIL, f"not lossless on {wrong} of {prompts}: {first}", _WRONG)
+    if unknown:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"{unknown} of {prompts} differ where the gap is not known: {_first(compared, Outcome.UNKNOWN)}",
+            "record a baseline with log-probabilities: ddtree-ops validate HOST --record FILE",
+        )
+    if equal + ties < total * _SHARE:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"only {equal + ties} of {prompts} could be compared to their ends or a near tie",
+        )
+    tokens, of = sum(each.tokens for each in compared), sum(each.of for each in compared)
+    if tokens < of * _SHARE:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"only {tokens} of {of} tokens were compared: near ties came too early ({ties} of {prompts})",
+            "more prompts: lossless: {prompts: 17}",
+        )
+    extra = f", {count(ties, 'near tie')}" if ties else ""
+    left = f", {unsteady} undecided" if unsteady else ""
+    return Judgement(
+        Verdict.PASS,
+        f"{equal} of {prompts} equal{extra}{left}: {tokens} tokens as the target alone says them",
+    )
+
+
+def judge_batch(batch: int, compared: Sequence[Compared], own: Sequence[Compared]) -> Judgement:
+    """The pass at a higher batch: as many mismatches as the baseline has itself at that batch, or more?
+
+    :param compared: speculation at that batch against the baseline's answers alone.
+    :param own: the baseline at that batch against the same.
+    """
+
+    def decided(rows: Sequence[Compared]) -> list[Compared]:
+        return [each for each in rows if each.outcome not in (Outcome.UNSTEADY, Outcome.UNKNOWN)]
+
+    mine, theirs = decided(compared), decided(own)
+    if len(mine) < len(compared) * _SHARE or len(theirs) < len(own) * _SHARE or not mine or not theirs:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"batch {batch}: {len(mine)} of {len(compared)} answers could be compared, {len(theirs)} of {len(own)} of the "
+            "baseline's",
+        )
+    wrong, usual = _count(mine, Outcome.MISMATCH), _count(theirs, Outcome.MISMATCH)
+    rates = f"batch {batch}: {wrong} of {len(mine)} differ, {usual} of {len(theirs)} of the baseline's own"
+    if wrong * len(theirs) <= usual * len(mine):
+        ties = _count(mine, Outcome.NEAR_TIE)
+        return Judgement(Verdict.PASS, rates + (f", {count(ties, 'near tie')}" if ties else ""))
+    chance = excess(wrong, len(mine), usual, len(theirs))
+    first = _first(mine, Outcome.MISMATCH)
+    if chance < SIGNIFICANT:
+        return Judgement(Verdict.FAIL, f"{rates} (p {chance:.2g}): {first}", _WRONG)
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"{rates}: more, and too few to tell from chance (p {chance:.2g}): {first}",
+        "more prompts, or the same check again: ddtree-ops validate HOST --check lossless",
+    )
