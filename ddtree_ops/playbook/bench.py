@@ -1,0 +1,591 @@
+"""A bench over targets: every configuration is deployed, its points are measured, and what ran before comes back.
+
+Each start of a configuration is a deployment like any other: with its lock, its armed rollback, its smoke check. One
+that does not start is a failed point with its diagnosis, and the others go on. The report is saved after every point, so
+that a run that is killed leaves all that it measured, and is resumed from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ddtree_ops import __version__
+from ddtree_ops.checks.bench.generators import Choice
+from ddtree_ops.checks.bench.measuring import PHASE, Bench, default_prompts
+from ddtree_ops.checks.bench.points import (
+    Configuration,
+    Point,
+    configurations,
+    missing,
+    ordered,
+    recommended,
+    with_speedups,
+)
+from ddtree_ops.deploy.guard import Safety, locked
+from ddtree_ops.deploy.history import History, read_history
+from ddtree_ops.deploy.outcome import Outcome, Result
+from ddtree_ops.deploy.secrets import api_key_of
+from ddtree_ops.errors import (
+    ExitCode,
+    Inconclusive,
+    Interrupted,
+    LockHeld,
+    LockLost,
+    OpsError,
+    UnreachableError,
+    UsageError,
+)
+from ddtree_ops.inventory import override
+from ddtree_ops.inventory.models import Target
+from ddtree_ops.playbook import operate
+from ddtree_ops.playbook.load import load_playbook
+from ddtree_ops.playbook.models import Playbook
+from ddtree_ops.playbook.run import Connector, run_playbook, worst_code
+from ddtree_ops.remote.session import Session
+from ddtree_ops.results import (
+    CheckResult,
+    Event,
+    EventKind,
+    Evidence,
+    Figure,
+    Reporter,
+    Verdict,
+    exit_code_of,
+)
+from ddtree_ops.runreport import RunReport, TargetReport
+from ddtree_ops.service.control import UnitControl
+from ddtree_ops.service.layout import Layout
+
+__all__ = ["BenchOptions", "BenchRun", "differences", "new_run_id", "run_bench", "starts_needed"]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured. ``budgets`` and ``topk`` left out: the service's own.
+
+    :param requests: of a point; at least twice its concurrency are sent.
+    :param max_tokens: longest answer.
+    :param prompts: left out: the shipped ones.
+    """
+
+    budgets: tuple[int, ...] = ()
+    topk: tuple[int, ...] = ()
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    baseline: bool = True
+    dflash: bool = True
+    requests: int = 32
+    max_tokens: int = 256
+    prompts: tuple[str, ...] = ()
+    generator: Choice = "auto"
+
+    def plan(self, target: Target) -> tuple[Configuration, ...]:
+        """The configurations of a target in the order in which they are started.
+
+        :raises UsageError: one that cannot be, or a service over several hosts.
+        """
+        if target.node is not None:
+            raise UsageError(
+                f"{target.service.name} runs one engine over several hosts, and bench takes services of one host",
+                host=target.host.name,
+                state="nothing was changed",
+            )
+        found = configurations(
+            target.service,
+            budgets=self.budgets,
+            topk=self.topk,
+            baseline=self.baseline,
+            dflash=self.dflash,
+        )
+        for each in found:
+            override(target, each.settings(target.service))
+        return ordered(found, target.service)
+
+    def to_json(self, targets: Sequence[Target]) -> dict[str, Any]:
+        """As the report holds it, with a digest of what each target was when the run began."""
+        prompts = self.prompts or default_prompts()
+        return {
+            "budgets": list(self.budgets),
+            "topk": list(self.topk),
+            "concurrency": list(self.concurrency),
+            "baseline": self.baseline,
+            "dflash": self.dflash,
+            "requests": self.requests,
+            "max_tokens": self.max_tokens,
+            "prompts": _digest("\n".join(prompts)),
+            "generator": self.generator,
+            "targets": {target.name: _digest_of(target) for target in targets},
+        }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest_of(target: Target) -> str:
+    """Of what is set: a version of ddtree-ops with further settings reads the same inventory as the same."""
+    said = (each.model_dump_json(exclude_defaults=True) for each in (target.service, target.runtime))
+    return _digest("".join(said))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells the options of two runs apart, a line each. Pure."""
+    found = []
+    for name in dict.fromkeys((*before, *now)):
+        first, second = before.get(name), now.get(name)
+        if first == second:
+            continue
+        if name == "targets" and isinstance(first, Mapping) and isinstance(second, Mapping):
+            if list(first) != list(second):
+                found.append(f"targets: {', '.join(first)}, and now {', '.join(second)}")
+            changed = [each for each in first if each in second and first[each] != second[each]]
+            found += [f"{each}: the inventory (or --set) says something else of it now" for each in changed]
+        elif name == "prompts":
+            found.append("prompts: other ones")
+        else:
+            found.append(f"{name}: {_shown(first)}, and now {_shown(second)}")
+    return tuple(found)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def new_run_id() -> str:
+    """Sorts by time, and is nobody else's."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+def starts_needed(
+    targets: Sequence[Target], options: BenchOptions, resumed: RunReport | None = None
+) -> dict[str, tuple[Configuration, ...]]:
+    """Configurations that are started, by name of the target: those with a point that is missing."""
+    done = {each.target: each.checks for each in resumed.targets} if resumed else {}
+    return {
+        target.name: tuple(
+            each
+            for each in options.plan(target)
+            if missing(each, options.concurrency, done.get(target.name, ()))
+        )
+        for target in targets
+    }
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """How a bench ended.
+
+    :param errors: what ended it early, or kept what ran before from coming back.
+    """
+
+    report: RunReport
+    errors: tuple[OpsError, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of the errors the worst; without one, of the verdict."""
+        if self.errors:
+            return worst_code(error.exit_code for error in self.errors)
+        return exit_code_of(self.report.verdict)
+
+
+def run_bench(
+    targets: Sequence[Target],
+    options: BenchOptions,
+    *,
+    connect: Connector,
+    report: Reporter,
+    save: Callable[[RunReport], object],
+    resumed: RunReport | None = None,
+    safety: Safety | None = None,
+    inventory: str = "",
+) -> BenchRun:
+    """Measure every point on every target, one target after the other.
+
+    Ctrl-C (and SIGTERM, SIGHUP where the caller turns them into KeyboardInterrupt) ends the measuring; what ran before is
+    put back, which a second one ends too. What was measured is in the report either way.
+
+    :param save: is given the report after every point; a report that is not complete yet says so.
+    :param resumed: the report of an earlier run: what it judged is kept and not measured again.
+    :raises UsageError: points that cannot be, or a report of other options; nothing was changed.
+    """
+    plans = {target.name: options.plan(target) for target in targets}
+    wanted = options.to_json(targets)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    if resumed is None:
+        first = RunReport(
+            "bench", new_run_id(), now, version=__version__, inventory=inventory, options=wanted
+        )
+    else:
+        refuse_other(resumed, wanted)
+        first = replace(resumed, ended="", complete=False)
+    book = _Book(first, save)
+    errors: list[OpsError] = []
+    for target in targets:
+        one = _Target(
+            target, plans[target.name], options, book, connect, report, safety or Safety(command="bench")
+        )
+        one.run()
+        errors += one.errors
+        if any(isinstance(error, Interrupted) for error in one.errors):
+            break
+    whole = not any(starts_needed(targets, options, book.report).values())
+    book.change(ended=datetime.now(UTC).isoformat(timespec="seconds"), complete=whole)
+    return BenchRun(book.report, tuple(errors))
+
+
+def refuse_other(resumed: RunReport, wanted: Mapping[str, Any]) -> None:
+    """:raises UsageError: the report is no bench, or one of other options, prompts or settings."""
+    if resumed.command != "bench":
+        raise UsageError(f"the report to resume is one of {resumed.command}, and not of bench")
+    told = differences(resumed.options, wanted)
+    if told:
+        raise UsageError(
+            "the run to resume measured something else",
+            details=told,
+            state="nothing was changed",
+            hint="give the options of that run, or leave --resume out for a new one",
+        )
+
+
+@dataclass
+class _Book:
+    """The report as it grows; every change is saved."""
+
+    report: RunReport
+    save: Callable[[RunReport], object]
+
+    def of(self, target: Target) -> TargetReport:
+        """What is written of a target so far."""
+        empty = TargetReport(target.name, target.host.name, target.service.name)
+        return next((each for each in self.report.targets if each.target == target.name), empty)
+
+    def write(self, found: TargetReport) -> None:
+        """Put a target's report in the place of its earlier one."""
+        others = [each.target for each in self.report.targets]
+        if found.target in others:
+            written = tuple(found if each.target == found.target else each for each in self.report.targets)
+        else:
+            written = (*self.report.targets, found)
+        self.change(targets=written)
+
+    def change(self, **values: Any) -> None:
+        """Change the report, and save it."""
+        self.report = replace(self.report, **values)
+        self.save(self.report)
+
+
+@dataclass
+class _Target:
+    """The bench of one target."""
+
+    target: Target
+    plan: Sequence[Configuration]
+    options: BenchOptions
+    book: _Book
+    connect: Connector
+    report: Reporter
+    safety: Safety
+    errors: list[OpsError] = field(default_factory=list)
+    touched: bool = False
+    chosen: str = ""
+
+    def run(self) -> None:
+        """Measure what is missing, then put back what ran before."""
+        earlier = self.book.of(self.target)
+        self._write(errors=(), facts={**earlier.facts, **_facts_of(self.target)})
+        ours = True
+        try:
+            if "original" not in earlier.facts:
+                self._write(facts={**self.written.facts, "original": self._original()})
+            if self.options.generator == "bench_serving":
+                self._need_bench_serving()
+            for number, configuration in enumerate(self.plan, 1):
+                points = missing(configuration, self.options.concurrency, self.written.checks)
+                if points:
+                    self.say(f"{configuration.name}: configuration {number} of {len(self.plan)}")
+                    self._configuration(configuration, points)
+        except KeyboardInterrupt:
+            self.errors.append(self._interruption())
+        except OpsError as error:
+            ours = not isinstance(error, LockHeld)
+            self._fail(error.at(host=self.target.name, phase=PHASE))
+        if ours and (self.touched or self._left_behind()):
+            self._put_back()
+
+    @property
+    def written(self) -> TargetReport:
+        """What the report holds of this target."""
+        return self.book.of(self.target)
+
+    def say(self, message: str) -> None:
+        """Report a note."""
+        self.report(Event(EventKind.NOTE, self.target.name, PHASE, message))
+
+    def _write(self, **values: Any) -> None:
+        found = replace(self.written, **values)
+        checks = with_speedups(found.checks)
+        best = recommended(checks)
+        facts = {**found.facts, "recommended": dict(best)} if best else found.facts
+        self.book.write(replace(found, checks=checks, facts=facts))
+
+    def _fail(self, error: OpsError) -> None:
+        self.errors.append(error)
+        self._write(errors=(*self.written.errors, error.render()))
+
+    def _interruption(self) -> Interrupted:
+        return Interrupted(
+            "interrupted",
+            host=self.target.name,
+            phase=PHASE,
+            state="what was measured is in the report",
+            hint=f"{self.safety.same_again(self.target.host.name)}   (measures what is missing)",
+        )
+
+    def _need_bench_serving(self) -> None:
+        """:raises Inconclusive: it does not run on the host; nothing was changed."""
+        with self.connect(self.target) as session:
+            bench = Bench(session, self.target, self.report, (), 0, 0, self.options.generator)
+            try:
+                self.chosen = bench.choose()
+            except Inconclusive as error:
+                raise error.at(state="nothing was changed") from None
+
+    # -- a configuration -----------------------------------------------------------------------------------
+
+    def _configuration(self, configuration: Configuration, points: Sequence[Point]) -> None:
+        """Start it and measure its points; what fails at it alone is written down as failed points.
+
+        :raises OpsError: the bench cannot go on: no lock, no host, interrupted.
+        """
+        target = override(self.target, configuration.settings(self.target.service))
+        if not self._runs_still(configuration):
+            result = self._started(target)
+            if result.error is not None:
+                if isinstance(result.error, LockHeld | UnreachableError | Interrupted):
+                    raise KeyboardInterrupt if isinstance(result.error, Interrupted) else result.error
+                self._not_started(result, points)
+                return
+            self._keep_figures(configuration, _restart_figure(result, configuration))
+        layout = Layout.of(target)
+        with self.connect(target) as session, locked(session, layout, target.service, self.safety) as lock:
+            bench = Bench(
+                session,
+                target,
+                self.report,
+                prompts=self.options.prompts or default_prompts(),
+                requests=self.options.requests,
+                max_tokens=self.options.max_tokens,
+                generator=self.options.generator,
+                api_key=api_key_of(target),
+                chosen=self.chosen,
+            )
+            invocation = UnitControl(session, target.service.unit).state().invocation_id
+            starts = {**self.written.facts.get("starts", {}), configuration.name: invocation}
+            try:
+                figures = bench.start_figures(configuration)
+                self.chosen = bench.choose()
+            except Inconclusive as error:
+                if self.options.generator == "bench_serving":
+                    raise
+                self._not_measured(error, points)
+                return
+            self._keep_figures(configuration, figures)
+            self._write(facts={**self.written.facts, "starts": starts, "generator": self.chosen})
+            for point in points:
+                found = bench.measure(point)
+                if not session.check_lock(layout.lock, lock).held:
+                    raise LockLost(
+                        "the lock of this bench was lost while a point was measured",
+                        host=self.target.name,
+                        phase=PHASE,
+                        state=f"somebody else is in charge of {target.service.unit} now; nothing more was touched",
+                        hint=f"ddtree-ops lock status {self.target.host.name}",
+                    )
+                self._keep([found])
+                bench.tell(found)
+                if UnitControl(session, target.service.unit).state().invocation_id != invocation:
+                    self._died(session, target, invocation, found, points)
+                    return
+
+    def _runs_still(self, configuration: Configuration) -> bool:
+        """The start that an interrupted run measured still serves: no load is spent on it again."""
+        known = self.written.facts.get("starts", {}).get(configuration.name)
+        if not known or self.touched:
+            return False
+        with self.connect(self.target) as session:
+            state = UnitControl(session, self.target.service.unit).state()
+        return state.running and state.invocation_id == known
+
+    def _started(self, target: Target) -> Result:
+        """Deploy it; what runs already is restarted, so that every configuration is measured on a start of its own."""
+        self.touched = True
+        result = self._play(load_playbook("deploy"), target)
+        if result.error is None and result.outcome in (Outcome.UNCHANGED, Outcome.PASSED):
+            restart = operate.restart(wait=True, smoke=True, load_timeout=None, drain_timeout=None)
+            result = self._play(restart, target)
+        return result
+
+    def _play(self, playbook: Playbook, target: Target) -> Result:
+        (result,) = run_playbook(
+            playbook, [target], connect=self.connect, report=self.report, safety=self.safety
+        )
+        return result
+
+    def _keep(self, results: Sequence[CheckResult]) -> None:
+        names = {each.name for each in results}
+        kept = [each for each in self.written.checks if each.name not in names]
+        self._write(checks=(*kept, *results))
+
+    def _keep_figures(self, configuration: Configuration, figures: Sequence[Figure]) -> None:
+        """Figures of a start, in the place of those of an earlier start of the configuration."""
+        names = {figure.name for figure in figures}
+        kept = [
+            figure
+            for figure in self.written.figures
+            if dict(_without_phase(figure)) != configuration.labels or figure.name not in names
+        ]
+        self._write(figures=(*kept, *figures))
+
+    def _not_started(self, result: Result, points: Sequence[Point]) -> None:
+        error = result.error
+        assert error is not None
+        cause = result.diagnosis.headline() if result.diagnosis and result.diagnosis.diagnoses else ""
+        verdict = Verdict.INCONCLUSIVE if isinstance(error, Inconclusive) else Verdict.FAIL
+        why = "; ".join(text for text in (error.message, cause if cause not in error.message else "") if text)
+        evidence = [Evidence("deploy", line.strip()) for line in error.render().splitlines()]
+        if result.evidence is not None:
+            evidence.append(Evidence("evidence", str(result.evidence)))
+        self._keep(
+            [self._bad(point, verdict, f"not started: {why}", evidence, error.hint) for point in points]
+        )
+        if result.diagnosis is not None and result.diagnosis.root is not None:
+            found = {**result.diagnosis.to_json(), "configuration": points[0].configuration.name}
+            self._write(diagnoses=(*self.written.diagnoses, found))
+        self.say(f"{points[0].configuration.name}: not started, the others go on: {error.message}")
+
+    def _died(
+        self,
+        session: Session,
+        target: Target,
+        invocation: str,
+        last: CheckResult,
+        points: Sequence[Point],
+    ) -> None:
+        """The unit did not hold under a point: its run is explained, and the points after it are not measured on another."""
+        from ddtree_ops.checks.signatures import signatures
+
+        configuration = points[0].configuration.name
+        _, found = signatures(session, target, invocation=invocation)
+        if found.root is not None:
+            report = {**found.to_json(), "configuration": configuration}
+            self._write(diagnoses=(*self.written.diagnoses, report))
+            self.say(f"{configuration}: {found.headline()}")
+            headline = Evidence("diagnosis", found.headline())
+            last = replace(last, evidence=(*last.evidence, headline))
+        names = [point.name for point in points]
+        after = points[names.index(last.name) + 1 :]
+        why = f"not measured: the unit did not hold under {last.name}"
+        self._keep([last, *(self._bad(point, Verdict.FAIL, why, (), last.hint) for point in after)])
+
+    def _not_measured(self, error: Inconclusive, points: Sequence[Point]) -> None:
+        self._keep([self._bad(point, Verdict.FAIL, error.message, (), error.hint) for point in points])
+        self.say(f"{points[0].configuration.name}: {error.message}")
+
+    def _bad(
+        self, point: Point, verdict: Verdict, summary: str, evidence: Sequence[Evidence], hint: str
+    ) -> CheckResult:
+        facts = {"configuration": point.configuration.name, "concurrency": point.concurrency}
+        return CheckResult(point.name, verdict, summary, self.target.name, facts, tuple(evidence), hint)
+
+    # -- what ran before -----------------------------------------------------------------------------------
+
+    def _history(self) -> History:
+        with self.connect(self.target) as session:
+            return read_history(session, Layout.of(self.target))
+
+    def _original(self) -> dict[str, Any] | None:
+        """The activation that is there now; None: nothing was ever deployed."""
+        latest = self._history().latest
+        if latest is None:
+            return None
+        return {
+            "id": latest.id,
+            "release": latest.release,
+            "unit_sha256": latest.unit_sha256,
+            "passed": latest.good,
+        }
+
+    def _left_behind(self) -> bool:
+        """An earlier run that was killed may have left one of its configurations."""
+        return bool(self.written.facts.get("starts"))
+
+    def _put_back(self) -> None:
+        """Bring back the activation from before; without one that passed, what the inventory says."""
+        host = self.target.host.name
+        original = self.written.facts.get("original")
+        back = f"ddtree-ops deploy {host}"
+        if original is not None and original["passed"]:
+            back = f"ddtree-ops rollback {host} --to {original['id']}"
+        try:
+            latest = self._history().latest
+            if (
+                latest is not None
+                and original is not None
+                and latest.good
+                and (latest.release, latest.unit_sha256) == (original["release"], original["unit_sha256"])
+            ):
+                self.say("serves as before the bench")
+                return
+            if original is not None and original["passed"]:
+                self.say(f"puts back what ran before the bench, activation {original['id']}")
+                playbook = operate.go_back(to=original["id"])
+            else:
+                self.say("nothing had passed here before the bench: deploys what the inventory says")
+                playbook = load_playbook("deploy")
+            result = self._play(playbook, self.target)
+            error = result.error
+        except KeyboardInterrupt:
+            error = self._interruption()
+            error.state = "one of the configurations of the bench may serve"
+        except OpsError as failure:
+            error = failure
+        if error is None:
+            return
+        if isinstance(error, Interrupted):
+            error.state = f"{error.state}; what ran before the bench was not put back"
+        error.at(host=self.target.name, phase="put back", state="a configuration of the bench may serve")
+        error.hint = back
+        self._fail(error)
+
+
+def _without_phase(figure: Figure) -> Mapping[str, str]:
+    return {name: value for name, value in figure.labels.items() if name not in ("phase", "part")}
+
+
+def _restart_figure(result: Result, configuration: Configuration) -> tuple[Figure, ...]:
+    """From the order to stop what ran to the first answer of what runs now; none where no step took time."""
+    steps = [name for name in ("activate", "restart", "wait") if name in result.seconds]
+    seconds = sum(result.seconds[name] for name in steps)
+    if not steps:
+        return ()
+    return (
+        Figure(
+            "restart", round(seconds, 3), "s", f"steps {' and '.join(steps)}", labels=configuration.labels
+        ),
+    )
+
+
+def _facts_of(target: Target) -> dict[str, Any]:
+    """What a reader of the report must know of a target."""
+    gpu, service = target.host.gpu, target.service
+    found: dict[str, Any] = {"runtime": target.runtime.name, "model": service.model, "unit": service.unit}
+    found["tensor_parallel"] = service.tensor_parallel
+    if gpu is not None:
+        found["gpu"] = f"{gpu.count}x {gpu.name}"
+        found["interconnect"] = gpu.interconnect
+    return found
