@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddtree_ops.deploy.saved import Expectation
     from ddtree_ops.inventory.models import Inventory, RuntimeSpec, Target
     from ddtree_ops.playbook.models import Playbook
+    from ddtree_ops.playbook.rollout import Rollout
     from ddtree_ops.remote.session import Session
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "print_json",
     "refuse_binary",
     "rolling",
+    "rollout",
     "runtime_spec",
     "safety_of",
     "same_again",
@@ -277,6 +279,13 @@ def rolling(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with_options(command, options, keep)
 
 
+def rollout() -> Rollout:
+    """How a command that :func:`rolling` extends goes over its hosts. :raises UsageError: a wrong number."""
+    from ddtree_ops.playbook.rollout import rollout_of
+
+    return rollout_of(**_rolled.get())
+
+
 def _with_options(
     command: Callable[..., Any], options: Mapping[str, Any], keep: Callable[..., None]
 ) -> Callable[..., Any]:
@@ -365,14 +374,14 @@ def play(
             playbook = load_playbook(playbook)
         resolve_secrets(targets, only=needed_secrets(playbook))
 
-    from ddtree_ops.playbook.rollout import first_hosts, rollout_of
+    from ddtree_ops.playbook.rollout import first_hosts
     from ddtree_ops.remote.ahead import Ahead
     from ddtree_ops.remote.lean import import_fabric
 
     import_fabric()
-    rollout = rollout_of(**_rolled.get())
+    wished = rollout()
     openers = {target.host.name: partial(open_session, target) for target in targets}
-    with Ahead(openers, first_hosts(targets, rollout), parallel=rollout.parallel) as sessions:
+    with Ahead(openers, first_hosts(targets, wished), parallel=wished.parallel) as sessions:
         from ddtree_ops.playbook.load import load_playbook
         from ddtree_ops.playbook.run import exit_code, run_playbook
         from ddtree_ops.report.progress import progress_for
@@ -393,7 +402,7 @@ def play(
                 connect=lambda target: sessions.take(target.host.name),
                 report=report,
                 expected=expected,
-                rollout=rollout,
+                rollout=wished,
                 reconnect=open_session,
                 safety=safety,
             )

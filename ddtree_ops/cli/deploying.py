@@ -84,5 +84,14 @@ def run(
     again = same_again(f"run {shlex.quote(playbook)}", service=service, runtime=runtime, set=settings)
     linting = same_again("lint", service=service, runtime=runtime, set=settings)
     safety = safety_of(f"run {playbook}", lock_wait=lock_wait, again=again, lint=linting)
-    _, targets = targets_of(hosts, inventory=inventory, service=service, runtime=runtime, settings=settings)
-    play(playbook, targets, as_json=as_json, safety=safety)
+    known, targets = targets_of(
+        hosts, inventory=inventory, service=service, runtime=runtime, settings=settings
+    )
+    from ddtree_ops.playbook.load import load_playbook
+
+    loaded = load_playbook(playbook)
+    if loaded.reports:
+        from ddtree_ops.cli.nightly import perform
+
+        perform(loaded, targets, inventory=known, safety=safety, as_json=as_json)
+    play(loaded, targets, as_json=as_json, safety=safety)

@@ -18,13 +18,19 @@ from ddtree_ops.inventory.yaml_source import KeyPath, suggestion
 __all__ = [
     "FAILURE_ONLY",
     "FAILURE_STEPS",
+    "REPORTING",
     "STEPS",
+    "Bench",
+    "Deploy",
     "GoBack",
     "Halt",
+    "Journal",
     "Plain",
     "Playbook",
     "Smoke",
     "Step",
+    "Trend",
+    "Validate",
     "Wait",
     "order_problems",
 ]
@@ -41,7 +47,12 @@ PlainKind = Literal[
     "capture",
     "diagnose",
     "rollback",
+    "doctor",
+    "drift",
 ]
+
+
+When = Literal["always", "asked"]
 
 
 class _Step(BaseModel):
@@ -102,7 +113,58 @@ class GoBack(_Step):
     )
 
 
-Step = Plain | Wait | Smoke | Halt | GoBack
+class Deploy(_Step):
+    """Run another playbook over all hosts of the run, then go on with the hosts that could be worked on."""
+
+    kind: Literal["deploy"] = "deploy"
+    playbook: str = Field(default="deploy", min_length=1, description="name or path of the playbook")
+    when: When = Field(default="always", description="asked: only with --deploy")
+
+
+class Validate(_Step):
+    """Ask the engine a suite of checks, or some of them by name."""
+
+    kind: Literal["validate"] = "validate"
+    suite: str | None = Field(default=None, min_length=1, description="name or path of a suite")
+    checks: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="these checks, and no others"
+    )
+
+
+class Bench(_Step):
+    """Measure speed and acceptance at the points of a grid; the service may be restarted for it."""
+
+    kind: Literal["bench"] = "bench"
+    when: When = Field(default="always", description="asked: only with --bench")
+    budgets: tuple[Int, ...] | None = Field(
+        default=None, min_length=1, description="budgets of the tree; left out: the service's own"
+    )
+    topk: tuple[Int, ...] | None = Field(
+        default=None, min_length=1, description="candidates a level; left out: the service's own"
+    )
+    concurrency: tuple[Int, ...] | None = Field(default=None, min_length=1, description="requests at once")
+    baseline: bool | None = Field(default=None, description="without speculation too")
+    dflash: bool | None = Field(default=None, description="the linear drafter too")
+    requests: Int | None = Field(default=None, ge=1, description="of a point")
+
+
+class Journal(_Step):
+    """Known and new failures in all that the unit wrote since the last run of this playbook."""
+
+    kind: Literal["journal"] = "journal"
+    first: Duration | None = Field(
+        default=None, description="how far the first run looks back, which knows of no other"
+    )
+
+
+class Trend(_Step):
+    """Figures of this run and its failures against those of earlier runs."""
+
+    kind: Literal["trend"] = "trend"
+    runs: Int | None = Field(default=None, ge=2, description="compared with at most so many, the newest")
+
+
+Step = Plain | Wait | Smoke | Halt | GoBack | Deploy | Validate | Bench | Journal | Trend
 """Any step; ``kind`` names it, ``arguments`` holds its settings."""
 _AnyStep = Annotated[Step, Field(discriminator="kind")]
 
@@ -123,8 +185,21 @@ STEPS: Mapping[str, type[Step]] = {
     "capture": Plain,
     "diagnose": Plain,
     "rollback": Plain,
+    "doctor": Plain,
+    "drift": Plain,
+    "deploy": Deploy,
+    "validate": Validate,
+    "bench": Bench,
+    "journal": Journal,
+    "trend": Trend,
 }
 """Every step by name."""
+
+REPORTING = ("doctor", "drift", "deploy", "validate", "bench", "journal", "trend")
+"""Steps of a playbook that reports: one with any of these goes on after a step that failed, and its run leaves a report
+and a history."""
+_BESIDE = ("wait", "smoke", "signatures", "lint")
+"""Other steps that such a playbook may have: they change nothing."""
 
 FAILURE_ONLY = ("capture", "diagnose", "rollback")
 _DISTURBING = ("rollback", "start", "stop", "restart")
@@ -136,7 +211,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "verify": ("push",),
     "activate": ("preflight", "push"),
 }
-_ONCE = ("lint", "preflight", "build", "push", "verify", "activate", "go_back")
+_ONCE = ("lint", "preflight", "build", "push", "verify", "activate", "go_back", *REPORTING)
 
 
 class Playbook(BaseModel):
@@ -151,6 +226,11 @@ class Playbook(BaseModel):
     description: str = ""
     steps: tuple[_AnyStep, ...] = Field(min_length=1)
     on_failure: tuple[_AnyStep, ...] = ()
+
+    @property
+    def reports(self) -> bool:
+        """It looks and reports: every step is done whatever failed before."""
+        return any(step.kind in REPORTING for step in self.steps)
 
     def with_arguments(self, settings: Mapping[str, Mapping[str, Any]]) -> Playbook:
         """The playbook with settings laid over those of its steps: ``{"smoke": {"prompt": "hello"}}``.
@@ -206,7 +286,19 @@ def order_problems(steps: list[str], on_failure: list[str]) -> list[tuple[KeyPat
                 found.append((("steps", index), f"{kind} needs {needed} before it"))
         if kind in _ONCE and kind in before:
             found.append((("steps", index), f"{kind} is there already"))
+    reporting = next((kind for kind in steps if kind in REPORTING), None)
+    for index, kind in enumerate(steps if reporting else ()):
+        if kind in STEPS and kind not in (*REPORTING, *_BESIDE, *FAILURE_ONLY):
+            text = f"{kind} has no place beside {reporting}, after whose failure the run goes on: put it into a playbook for deploy"
+            found.append((("steps", index), text))
+        if kind == "trend" and index < len(steps) - 1:
+            found.append((("steps", index), "trend comes last: it compares what the others found"))
     for index, kind in enumerate(on_failure):
+        if reporting and kind in _DISTURBING:
+            found.append(
+                (("on_failure", index), f"{kind} has no place in a playbook that reports ({reporting})")
+            )
+            continue
         before = on_failure[:index]
         if kind in STEPS and kind not in FAILURE_STEPS:
             found.append(

@@ -21,6 +21,7 @@ from ddtree_ops.errors import (
     ExitCode,
     Inconclusive,
     Interrupted,
+    LockHeld,
     LockLost,
     OpsError,
     RolledBack,
@@ -39,10 +40,23 @@ from ddtree_ops.wording import count
 if TYPE_CHECKING:
     from ddtree_ops.deploy.saved import Expectation
 
-__all__ = ["Connector", "exit_code", "internal_error", "needed_secrets", "run_playbook", "worst_code"]
+__all__ = [
+    "Connector",
+    "Perform",
+    "Watch",
+    "exit_code",
+    "internal_error",
+    "needed_secrets",
+    "run_playbook",
+    "worst_code",
+]
 
 Connector = Callable[[Target], Session]
 """Opens the session of a target's host; raises UnreachableError."""
+Perform = Mapping[str, Callable[[Deployment, Step], None]]
+"""Steps that are not a deployment's own, by kind."""
+Watch = Callable[[Deployment, Step, OpsError | None], None]
+"""Told of every step that was done, and how it failed; from several threads at once."""
 
 _SIGNALS_EVERY_S = 0.2
 _TOUCHING = ("activate", "start", "stop", "restart", "go_back")
@@ -70,6 +84,8 @@ def run_playbook(
     rollout: Rollout | None = None,
     reconnect: Connector | None = None,
     safety: Safety | None = None,
+    perform: Perform | None = None,
+    watch: Watch | None = None,
 ) -> list[Result]:
     """One result a target, in the order of ``targets``.
 
@@ -81,6 +97,7 @@ def run_playbook(
     :param expected: saved plans by name of the target; a target whose plan comes out otherwise is left alone.
     :param reconnect: opens a further connection to a target's host, for confirming; left out: ``connect``.
     :param safety: how failures are guarded against.
+    :param perform: what does steps that are not a deployment's own; ``watch``: is told of every step.
     :raises ConfigError: a unit that cannot be written, before any host is changed.
     """
     for target in targets:
@@ -89,6 +106,7 @@ def run_playbook(
     bundles = _known_bundles(playbook, targets)
     report = _Told(report)
     run = _Run(playbook, connect, report, bundles, expected or {}, reconnect or connect, safety or Safety())
+    run.perform, run.watch = perform or {}, watch
     for target in in_turn(targets):
         run.groups.setdefault(target.host.name, []).append(target)
     run.members = locksteps(targets, run.interrupted)
@@ -129,6 +147,8 @@ class _Run:
     expected: Mapping[str, Expectation]
     reconnect: Connector
     safety: Safety
+    perform: Perform = field(default_factory=dict)
+    watch: Watch | None = None
     groups: dict[str, list[Target]] = field(default_factory=dict)
     members: Mapping[tuple[str, str], Member] = field(default_factory=dict)
     interrupted: threading.Event = field(default_factory=threading.Event)
@@ -158,7 +178,7 @@ class _Run:
                         session.close()
                 for number, target in enumerate(group, 1):
                     deployment = self._deployment(target, session)
-                    results.append(_run_one(self.playbook, deployment, self.report, self.interrupted))
+                    results.append(_run_one(self, deployment))
                     if number < len(group):
                         deployment.hold.release()
         except Exception as error:
@@ -293,7 +313,8 @@ def needed_secrets(playbook: Playbook) -> Sequence[str] | None:
     kinds = {step.kind for step in playbook.steps}
     if "build" in kinds:
         return None
-    return API_KEY if kinds & {"wait", "smoke"} and "go_back" not in kinds else ()
+    asks = kinds & {"wait", "smoke", "validate", "bench"}
+    return API_KEY if asks and "go_back" not in kinds else ()
 
 
 def exit_code(results: Sequence[Result]) -> ExitCode:
@@ -330,12 +351,10 @@ def _known_bundles(playbook: Playbook, targets: Iterable[Target]) -> dict[str, B
     return {name: known_bundle(runtime) if builds else None for name, runtime in runtimes.items()}
 
 
-def _run_one(
-    playbook: Playbook, deployment: Deployment, report: Reporter, interrupted: threading.Event
-) -> Result:
-    target = deployment.target
+def _run_one(run: _Run, deployment: Deployment) -> Result:
+    target, playbook, report, interrupted = deployment.target, run.playbook, run.report, run.interrupted
     try:
-        failure = _run_steps(deployment, playbook, interrupted)
+        failure = (_run_all_steps if playbook.reports else _run_steps)(run, deployment)
         if any(step.kind == "push" for step in playbook.steps) and not isinstance(failure, UnreachableError):
             deployment.prune()
     except KeyboardInterrupt:
@@ -374,12 +393,13 @@ def _interruption(deployment: Deployment) -> Interrupted:
     )
 
 
-def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threading.Event) -> OpsError | None:
+def _run_steps(run: _Run, deployment: Deployment) -> OpsError | None:
+    playbook = run.playbook
     try:
         for number in range(len(playbook.steps)):
-            _step(deployment, playbook.steps[number:])
+            _step(run, deployment, playbook.steps[number:])
     except OpsError as error:
-        return error if interrupted.is_set() else _after_failure(deployment, playbook, error)
+        return error if run.interrupted.is_set() else _after_failure(deployment, playbook, error)
     try:
         deployment.accept()
     except CheckFailed as error:  # it died, or was restarted, after it had passed
@@ -390,7 +410,37 @@ def _run_steps(deployment: Deployment, playbook: Playbook, interrupted: threadin
     return None
 
 
-def _step(deployment: Deployment, steps: Sequence[Step]) -> None:
+def _run_all_steps(run: _Run, deployment: Deployment) -> OpsError | None:
+    """Every step, whatever failed before, as long as the host can be asked; of several failures the worst."""
+    failures: list[OpsError] = []
+    for step in run.playbook.steps:
+        if run.interrupted.is_set():
+            return None
+        failure: OpsError | None = None
+        try:
+            _perform(deployment, step, run.perform)
+        except OpsError as error:
+            if run.interrupted.is_set():
+                return error
+            failure = error
+            failures.append(error)
+        if run.watch is not None:
+            run.watch(deployment, step, failure)
+        if isinstance(failure, UnreachableError | LockHeld):
+            return failure
+    if not failures:
+        return None
+    code = worst_code(failure.exit_code for failure in failures)
+    worst = next(failure for failure in failures if failure.exit_code is code)
+    for step in run.playbook.on_failure if deployment.worth_explaining else ():
+        try:
+            _perform(deployment, step, run.perform)
+        except OpsError as error:
+            worst.details = (*worst.details, f"{step.kind} failed too: {error.message}")
+    return worst
+
+
+def _step(run: _Run, deployment: Deployment, steps: Sequence[Step]) -> None:
     """Do the first of ``steps``; a node of a service over several hosts does it together with the others."""
     step, member = steps[0], deployment.member
     failure: OpsError | None = None
@@ -399,11 +449,16 @@ def _step(deployment: Deployment, steps: Sequence[Step]) -> None:
             join_plans(deployment, member)
         if step.kind in _TOUCHING and not deployment.settled:
             _check_ahead(deployment, steps)
-        _perform(deployment, step)
+        _perform(deployment, step, run.perform)
     except OpsError as error:
+        if run.watch is not None and not run.interrupted.is_set():
+            run.watch(deployment, step, error)
         if member is None:
             raise
         failure = error
+    else:
+        if run.watch is not None:
+            run.watch(deployment, step, None)
     if member is None:
         return
     ended = member.end_step(step.kind, failure)
@@ -479,11 +534,14 @@ def _not_ours(deployment: Deployment, error: OpsError, lost: LockLost) -> OpsErr
     return lost.at(host=deployment.target.name, phase=error.phase)
 
 
-def _perform(deployment: Deployment, step: Step) -> None:
+def _perform(deployment: Deployment, step: Step, perform: Perform | None = None) -> None:
     """Do one step. A defect of ours becomes an error too: what failed after a switch has to be rolled back."""
     arguments: dict[str, Any] = step.arguments
     try:
-        getattr(deployment, step.kind)(**arguments)
+        if perform and step.kind in perform:
+            perform[step.kind](deployment, step)
+        else:
+            getattr(deployment, step.kind)(**arguments)
     except OpsError:
         raise
     except Exception as error:

@@ -1,0 +1,344 @@
+"""The comparison with earlier runs, and the history itself: pure rules, and files in a folder."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree_ops.errors import ExitCode, LockHeld
+from ddtree_ops.playbook.trend import Past, Store, comparable, figure_results, new_failures, trend
+from ddtree_ops.results import CheckResult, Verdict
+from ddtree_ops.runreport import TargetReport
+
+Make = Callable[..., Any]
+STEADY = (4.20, 4.25, 4.15, 4.22, 4.18, 4.21)
+
+
+@pytest.fixture
+def past(figure: Make, target: Make, run: Make) -> Make:
+    """``past("accept_length", 4.2, 4.3)``: one run a value; keywords are facts of each."""
+
+    def made(name: str, *values: float | None, **facts: Any) -> Past:
+        nights = [
+            run(number, target(figure(name, value) if value is not None else figure("other", 1.0), **facts))
+            for number, value in enumerate(values, 1)
+        ]
+        return Past(tuple(nights))
+
+    return made
+
+
+def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
+    return {result.name: result for result in results}
+
+
+@pytest.mark.parametrize(
+    ("name", "earlier", "now", "verdict", "words"),
+    [
+        ("accept_length", STEADY, 4.1, "pass", "as before: accept_length 4.1"),
+        ("accept_length", STEADY, 1.0, "fail", "worse than before: accept_length 1 x against 4.205, the median of 6 runs"),
+        ("accept_length", STEADY, 6.0, "pass", "better than before: accept_length 6"),
+        ("output_rate", (100, 101, 99, 100, 102), 80.0, "fail", "worse than before"),
+        ("output_rate", (100, 60, 140, 80, 120), 80.0, "pass", "as before"),  # that noisy, it is nothing new
+        ("ttft", (0.1, 0.1, 0.1, 0.1, 0.1), 0.104, "pass", "as before"),  # below the least change
+        ("ttft", (0.1, 0.1, 0.1, 0.1, 0.1), 0.2, "fail", "worse than before"),
+        ("ttft", (0.1, 0.1, 0.1, 0.1, 0.1), 0.05, "pass", "better than before"),
+        ("accept_length", STEADY[:4], 1.0, "skipped", "not compared yet: accept_length 1 x against 4.21, the median of 4 runs, too few"),
+        ("accept_length", (), 1.0, "skipped", "not compared yet: accept_length 1 x, no earlier run"),
+        # one odd night does not move the median
+        ("accept_length", (*STEADY, 1.0), 4.2, "pass", "as before"),
+    ],
+)  # fmt: skip
+def test_a_figure(
+    past: Make,
+    figure: Make,
+    target: Make,
+    name: str,
+    earlier: tuple[float, ...],
+    now: float,
+    verdict: str,
+    words: str,
+) -> None:
+    (result,) = figure_results(target(figure(name, now)), past(name, *earlier))
+    assert result.name == f"trend.{name}"
+    assert result.verdict.value == verdict
+    assert words in result.summary
+    assert (result.hint != "") == (verdict == "fail")
+    series = result.facts["series"]
+    assert [one["runs"] for one in series] == [len(earlier)]
+    assert [one["now"] for one in series] == [now]
+
+
+def test_figures_without_a_better_way_are_not_judged(past: Make, figure: Make, target: Make) -> None:
+    now = target(figure("accept_histogram", 9.0, accepted="3"), figure("unheard_of", 1.0))
+    assert figure_results(now, past("accept_histogram", *([1.0] * 6))) == []
+
+
+def test_series_are_told_apart_by_check_and_labels(figure: Make, target: Make, run: Make) -> None:
+    def night(slow: float, fast: float) -> TargetReport:
+        found: TargetReport = target(
+            figure("output_rate", slow, concurrency="1"), figure("output_rate", fast, concurrency="8")
+        )
+        return found
+
+    nights = Past(tuple(run(number, night(100.0, 800.0)) for number in range(1, 7)))
+    (result,) = figure_results(night(100.0, 100.0), nights)
+    assert result.verdict is Verdict.FAIL
+    assert "[speed, concurrency 8]" in result.summary
+    assert result.facts["worse"] == ["speed, concurrency 8"]
+    assert result.facts["compared"] == 2
+    other = replace(night(100.0, 100.0), checks=(replace(night(1.0, 1.0).checks[0], name="burst"),))
+    (fresh,) = figure_results(other, nights)
+    assert fresh.verdict is Verdict.SKIPPED
+
+
+def test_only_runs_with_the_same_flags_count(past: Make, figure: Make, target: Make) -> None:
+    earlier = past("accept_length", *STEADY, flags="other")
+    now = target(figure("accept_length", 1.0))
+    assert comparable(earlier, now) == ((), "6 earlier runs with other or unknown flags left out")
+    (result,) = figure_results(now, earlier)
+    assert result.verdict is Verdict.SKIPPED
+    assert "with other or unknown flags left out" in result.summary
+    unknown = past("accept_length", *STEADY, flags="")
+    assert (
+        figure_results(target(figure("accept_length", 1.0), flags=""), unknown)[0].verdict is Verdict.SKIPPED
+    )
+
+
+def test_another_release_is_compared_and_said(past: Make, figure: Make, target: Make) -> None:
+    now = target(figure("accept_length", 3.0), release="r2" * 8)
+    (result,) = figure_results(now, past("accept_length", *STEADY))
+    assert result.verdict is Verdict.FAIL
+    assert "the release changed since the last run: r1r1r1r1r1r1 -> r2r2r2r2r2r2" in result.summary
+
+
+def test_once_there_are_enough_runs_of_a_release_only_they_count(
+    past: Make, figure: Make, target: Make
+) -> None:
+    old, new = past("accept_length", *STEADY), past("accept_length", *([3.0] * 5), release="r2" * 8)
+    both = Past((*old.runs, *new.runs))
+    (result,) = figure_results(target(figure("accept_length", 3.0), release="r2" * 8), both)
+    assert result.verdict is Verdict.PASS
+    assert "5 runs of release r2r2r2r2r2r2, the others of another one" in result.summary
+    few = Past((*old.runs, *new.runs[:4]))
+    (result,) = figure_results(target(figure("accept_length", 3.0), release="r2" * 8), few)
+    assert result.verdict is Verdict.FAIL
+
+
+def test_a_run_whose_figure_was_worse_is_no_measure_for_later_ones(
+    past: Make, figure: Make, target: Make
+) -> None:
+    earlier = past("accept_length", *STEADY, *([1.0] * 14))
+    spoilt = []
+    for number, night in enumerate(earlier.runs):
+        (found,) = night.targets
+        if number >= len(STEADY):
+            judged = CheckResult("trend.accept_length", Verdict.FAIL, "worse")
+            found = replace(found, checks=(*found.checks, judged))
+        spoilt.append(replace(night, targets=(found,)))
+    now = target(figure("accept_length", 1.0))
+    assert figure_results(now, earlier)[0].verdict is Verdict.PASS
+    assert figure_results(now, Past(tuple(spoilt)))[0].verdict is Verdict.FAIL
+
+
+def test_a_load_counts_once_however_often_it_was_looked_at(figure: Make, target: Make, run: Make) -> None:
+    def night(seconds: float, invocation: str) -> TargetReport:
+        found: TargetReport = replace(target(invocation=invocation), figures=(figure("ready", seconds),))
+        return found
+
+    nights = [run(number, night(600.0, "same")) for number in range(1, 10)]
+    (result,) = figure_results(night(900.0, "new"), Past(tuple(nights)))
+    assert result.verdict is Verdict.SKIPPED
+    assert result.facts["series"][0]["runs"] == 1
+    nights = [run(number, night(600.0 + number, f"start {number}")) for number in range(1, 10)]
+    (result,) = figure_results(night(900.0, "new"), Past(tuple(nights)))
+    assert result.verdict is Verdict.FAIL
+
+
+def test_a_longer_load_names_its_phases(figure: Make, target: Make, run: Make) -> None:
+    def night(number: int, weights: float, graphs: float) -> TargetReport:
+        phases = {"weights": weights, "graphs": graphs}
+        figures = [figure("load_phase", value, "s", phase=name) for name, value in phases.items()]
+        found: TargetReport = replace(
+            target(invocation=f"i{number}"), figures=(figure("ready", weights + graphs, "s"), *figures)
+        )
+        return found
+
+    nights = Past(tuple(run(number, night(number, 300.0, 60.0)) for number in range(1, 7)))
+    (result,) = figure_results(night(9, 900.0, 60.0), nights)
+    assert result.verdict is Verdict.FAIL
+    assert [one.text for one in result.evidence][1:] == ["phase weights: 900 s against 300"]
+
+
+def test_a_figure_that_is_gone_is_not_passed_over(past: Make, figure: Make, target: Make) -> None:
+    earlier = past("accept_length", *STEADY)
+    (result,) = figure_results(target(figure("other", 1.0)), earlier)
+    assert (result.name, result.verdict) == ("trend.accept_length", Verdict.INCONCLUSIVE)
+    assert result.summary == "not measured now, and it was in the run before: speed"
+    assert figure_results(target(figure("other", 1.0), check="another"), earlier) == []
+    none = target(figure("accept_length", None))
+    assert figure_results(none, earlier)[0].verdict is Verdict.INCONCLUSIVE
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+def diagnosed(target: TargetReport, *found: tuple[str, str], read: bool = True) -> TargetReport:
+    items = [
+        {
+            "fingerprint": fingerprint,
+            "severity": severity,
+            "signature": f"sig-{fingerprint}",
+            "title": "a title",
+            "remedy": "mend it",
+            "first": "",
+            "evidence": [{"line": 1, "text": "the line"}],
+        }
+        for fingerprint, severity in found
+    ]
+    return replace(target, diagnoses=({"source": "h", "diagnoses": items},) if read else ())
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "verdict", "words"),
+    [
+        ([], [("a", "fatal")], "skipped", "no earlier run: 1 failure noted for the next one"),
+        ([[]], [], "pass", "no failure, and 1 earlier run to compare with"),
+        ([[("a", "fatal")], []], [("a", "fatal")], "pass", "nothing new: 1 failure seen before in 2 earlier runs"),
+        ([[("a", "fatal")]], [("b", "fatal")], "fail", "new fatal failure, in none of 1 earlier run: sig-b: a title"),
+        ([[]], [("b", "degraded")], "inconclusive", "new degraded failure"),
+        ([[]], [("b", "request")], "pass", "new request failure"),
+        ([[]], [("b", "request"), ("c", "degraded"), ("d", "fatal")], "fail", "new fatal failure, in none of 1 earlier run: sig-d: a title and 2 more"),
+    ],
+)  # fmt: skip
+def test_new_failures(target: Make, run: Make, earlier: Any, now: Any, verdict: str, words: str) -> None:
+    nights = [run(number, diagnosed(target(), *found)) for number, found in enumerate(earlier, 1)]
+    result = new_failures(diagnosed(target(), *now), Past(tuple(nights)))
+    assert result.verdict.value == verdict
+    assert result.summary.startswith(words)
+
+
+def test_runs_that_read_no_journal_know_no_failures(target: Make, run: Make) -> None:
+    nights = Past((run(1, diagnosed(target(), read=False)),))
+    assert new_failures(diagnosed(target(), ("a", "fatal")), nights).verdict is Verdict.SKIPPED
+    assert new_failures(diagnosed(target(), read=False), nights).verdict is Verdict.SKIPPED
+
+
+# ------------------------------------------------------------------------------------------------ the history
+
+
+def test_what_is_kept_is_read_back_oldest_first(
+    tmp_path: Path, figure: Make, target: Make, run: Make
+) -> None:
+    store = Store(tmp_path, "production")
+    nights = [run(number, target(figure("ready", float(number)))) for number in (2, 1, 3)]
+    paths = [store.add(night) for night in nights]
+    assert paths[0] == tmp_path / "production" / "h" / "s" / f"{nights[0].id}.json"
+    found = store.past("h", "s")
+    assert found.damaged == ()
+    assert list(found.runs) == sorted(nights, key=lambda night: night.id)
+    assert found.latest == nights[2].targets[0]
+    assert store.past("h", "other") == Past()
+    assert Store(tmp_path, "lab").past("h", "s") == Past()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is not JSON"),
+        ('{"schema": 1', "JSON"),
+        ("[]", "no report"),
+        ('{"schema": 99}', "schema 99"),
+        ('{"schema": 1, "command": "nightly"}', "no report of schema 1"),
+        (b"\xff\xfe\x00", "JSON"),
+    ],
+)
+def test_a_damaged_file_is_named_and_left_out(
+    tmp_path: Path, figure: Make, target: Make, run: Make, text: str | bytes, why: str
+) -> None:
+    store = Store(tmp_path, "lab")
+    good = run(1, target(figure("ready", 1.0)))
+    bad = store.add(good).with_name("20261105T000000Z-dead.json")
+    bad.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = store.past("h", "s")
+    assert found.runs == (good,)
+    (line,) = found.damaged
+    assert line.startswith(f"{bad}: ")
+    assert why in line
+    told = by_name(trend(good.targets[0], found))["trend.history"]
+    assert told.verdict is Verdict.INCONCLUSIVE
+    assert told.evidence[0].text == line
+
+
+def test_a_file_of_several_targets_is_no_history(
+    tmp_path: Path, figure: Make, target: Make, run: Make
+) -> None:
+    store = Store(tmp_path, "lab")
+    good = run(1, target(figure("ready", 1.0)))
+    path = store.add(good)
+    document = json.loads(path.read_text())
+    document["targets"] *= 2
+    path.write_text(json.dumps(document))
+    assert "2 targets" in store.past("h", "s").damaged[0]
+
+
+def test_what_a_kill_left_half_written_is_not_read(
+    tmp_path: Path, figure: Make, target: Make, run: Make
+) -> None:
+    store = Store(tmp_path, "lab")
+    path = store.add(run(1, target(figure("ready", 1.0))))
+    (path.parent / f".{path.name}-x7a").write_text('{"schema"')
+    assert store.past("h", "s").damaged == ()
+
+
+def test_a_new_baseline_hides_what_came_before(tmp_path: Path, figure: Make, target: Make, run: Make) -> None:
+    store = Store(tmp_path, "lab")
+    for number in range(1, 5):
+        store.add(run(number, target(figure("ready", 1.0)), new_baseline=number == 3))
+    assert [night.id[6:8] for night in store.past("h", "s").runs] == ["03", "04"]
+
+
+def test_names_of_hosts_make_no_other_folders(tmp_path: Path) -> None:
+    folder = Store(tmp_path, "../../x y").folder("a/../../b", "s")
+    assert tmp_path in folder.parents
+    assert ".." not in folder.parts
+
+
+# ------------------------------------------------------------------------------------------------ the lock
+
+
+def _hold(root: Path, ready: Any) -> None:
+    with Store(root, "lab").lock(["b", "a"]):
+        ready.set()
+        signal.pause()
+
+
+def test_a_second_run_over_the_same_host_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path, ready))
+    holder.start()
+    try:
+        assert ready.wait(30)
+        with pytest.raises(LockHeld) as caught, Store(tmp_path, "production").lock(["c", "b"]):
+            pass
+        assert caught.value.exit_code is ExitCode.LOCK_HELD
+        assert (
+            caught.value.message
+            == f"another nightly is under way on b (process {holder.pid} of this machine)"
+        )
+        with Store(tmp_path, "lab").lock(["c"]):
+            pass
+    finally:
+        os.kill(holder.pid or 0, signal.SIGKILL)
+        holder.join()
+    with Store(tmp_path, "lab").lock(["a", "b"]):
+        pass
