@@ -7,6 +7,7 @@ id and then the exit status (negative: the signal), a line each. See ``Commands`
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import io
@@ -16,6 +17,7 @@ import pkgutil
 import runpy
 import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -102,14 +104,39 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    if request["code"]:
-        sys.argv = ["-c", *request["argv"]]
-        program = types.ModuleType("__main__")
-        sys.modules["__main__"] = program
-        exec(compile(request["code"], "<string>", "exec"), program.__dict__)
+    try:
+        if request["code"]:
+            sys.argv = ["-c", *request["argv"]]
+            program = types.ModuleType("__main__")
+            sys.modules["__main__"] = program
+            exec(compile(request["code"], "<string>", "exec"), program.__dict__)
+        else:
+            sys.argv = ["ddtree_ops", *request["argv"]]
+            runpy.run_module("ddtree_ops", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        status = ended.code or 0
     else:
-        sys.argv = ["ddtree_ops", *request["argv"]]
-        runpy.run_module("ddtree_ops", run_name="__main__", alter_sys=True)
+        status = 0
+    leave(status)
+    sys.exit(status)
+
+
+def leave(status: int) -> None:
+    """End as the interpreter does, less that it takes all modules apart: that would copy most of this process's memory.
+
+    What waits for threads, runs at the exit or is still in a buffer is as in any process; where a stream cannot be
+    written, this returns and the interpreter does it in its own way.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,16 @@ CASES = Path(__file__).parent / "cases"
 KEYS = {"name", "facts", "service", "host", "runtime", "finds", "where", "message", "change", "hidden"}
 
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@cache
 def cases() -> list[Any]:
+    """Read once, and by libyaml where it is: each worker reads them before its first test."""
     return [
         pytest.param(file.stem, case, id=f"{file.stem}: {case['name']}")
         for file in sorted(CASES.glob("*.yaml"))
-        for case in yaml.safe_load(file.read_text("utf-8"))
+        for case in yaml.load(file.read_text("utf-8"), LOADER)
     ]
 
 
@@ -61,6 +67,8 @@ class Strict(argparse.ArgumentParser):
         raise Refused(message)
 
 
+PARSERS: dict[str, Strict] = {}
+"""By runtime and the flags of its plug-ins: they have some four hundred flags each."""
 REFUSED_BY_ARGPARSE = {
     "unknown-flag",
     "foreign-flag",
@@ -80,9 +88,11 @@ def test_argparse_refuses_exactly_what_these_rules_refuse(
     if known.flags is None:
         pytest.skip("there are no flags to make a parser of")
     seen = Case(target, known.with_plugins(target.runtime.plugin_flags))
-    parser = Strict()
     assert seen.facts.flags is not None
-    seen.facts.flags.add_to(parser)
+    key = f"{case.get('facts', 'patched')} {target.runtime.plugin_flags}"
+    if (parser := PARSERS.get(key)) is None:
+        parser = PARSERS[key] = Strict()
+        seen.facts.flags.add_to(parser)
     words = [word for given in seen.given for word in (f"--{given.key}", *given.words)]
     refusing = {
         one.rule for one in lint(target, known) if one.severity is Severity.ERROR
