@@ -72,6 +72,7 @@ def test_every_layer_of_models_is_looked_at():
         "Restart",
         "Health",
         "Rollback",
+        "Baseline",
         "RuntimeSpec",
         "Nodes",
         "Router",

@@ -7,11 +7,13 @@ is read first, and what leaves this module is redacted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -27,16 +29,24 @@ __all__ = [
     "EngineClient",
     "EngineError",
     "Generation",
+    "Load",
     "Model",
     "ServerInfo",
+    "Streamed",
     "base_url",
+    "join_stream",
+    "message_of",
     "redact_values",
+    "sse_events",
 ]
 
 FailureKind = Literal["refused", "disconnect", "timeout", "status", "shape"]
 _SECRET_KEY = re.compile(
     r"(?i)(api_?key|password|secret|authorization|(access|auth|bearer|hf|hub|refresh)_?token)$"
 )
+_CHAT = "/v1/chat/completions"
+_DONE = "[DONE]"
+_METRIC = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? (\S+)$", re.M)
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1", "localhost": "127.0.0.1"}
 
 
@@ -67,6 +77,11 @@ class Chat:
     """Answer of ``POST /v1/chat/completions``. Tokens are counts, ``seconds`` is wall-clock on this machine.
 
     ``text`` is the reasoning and the content together; ``content`` is None where the server sent null.
+
+    :param matched_stop: the stop string or token id that ended it; None where the length did.
+    :param cached_tokens: of the prompt, where the server tells (``--enable-cache-report``), else None.
+    :param tool_calls: as sglang sends them: ``{"function": {"name": ..., "arguments": "..."}}``.
+    :param logprobs: of the choice, as sglang sends them; None where there are none.
     """
 
     model: str
@@ -76,6 +91,10 @@ class Chat:
     prompt_tokens: int
     completion_tokens: int
     seconds: float
+    matched_stop: str | int | None = None
+    cached_tokens: int | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    logprobs: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str | None:
@@ -85,10 +104,53 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class Streamed:
+    """Answer of a streamed ``POST /v1/chat/completions``, see :func:`join_stream`. Times are seconds on this machine.
+
+    :param deltas: the texts as they came, reasoning and content alike; one holds several tokens under speculation.
+    :param first_s: from the request to the first text; None where none came.
+    :param completion_tokens: of the usage that was asked for at the end; None where the server sent none.
+    :param done: the stream ended with ``[DONE]``.
+    """
+
+    deltas: tuple[str, ...]
+    content: str
+    reasoning: str
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    seconds: float
+    first_s: float | None
+    done: bool
+
+    @property
+    def text(self) -> str:
+        """All text the model made, joined as :attr:`Chat.text` is."""
+        return "\n".join(part for part in (self.reasoning, self.content) if part)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the scheduler holds at this moment.
+
+    :param used_tokens: KV slots that requests hold; what the radix cache could give away is not counted.
+    """
+
+    running: int
+    waiting: int
+    used_tokens: int
+
+
+@dataclass(frozen=True)
 class Generation:
     """Answer of ``POST /generate``; the speculative figures are None where the server runs without speculation.
 
     :param accept_length: accepted tokens a verify step, the verified token included (1.0: every draft was rejected).
+    :param cached_tokens: of the prompt, taken from the prefix cache.
+    :param histogram: verify steps by the number of drafts that they accepted, from 0; empty without speculation.
+    :param output_ids: ids of the tokens that were made.
+    :param meta: ``meta_info`` as it came: with ``return_logprob`` it holds ``output_token_logprobs`` and
+        ``output_top_logprobs``.
     """
 
     text: str
@@ -99,6 +161,11 @@ class Generation:
     accepted_drafts: int | None = None
     proposed_drafts: int | None = None
     reported_accept_length: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    histogram: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = field(default=(), repr=False)
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def accept_length(self) -> float | None:
@@ -138,6 +205,73 @@ def redact_values(value: Any, *secrets: str) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [redact_values(item, *secrets) for item in value]
     return value
+
+
+def sse_events(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The data of server-sent events, from the pieces of a body, cut anywhere. Pure.
+
+    Only LF and CRLF end a line: ``str.splitlines`` would cut at U+0085 and U+2028, which stand unescaped in sglang's JSON.
+    """
+    data: list[str] = []
+    rest = b""
+    for piece in chain(pieces, (b"\n\n",)):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            text = line.removesuffix(b"\r").decode("utf-8", "replace")
+            if text.startswith("data:"):
+                data.append(text[5:].removeprefix(" "))
+            elif not text and data:
+                yield "\n".join(data)
+                data = []
+
+
+def join_stream(events: Iterable[tuple[float, Any]]) -> Streamed:
+    """Put the events of a streamed chat together, each with the seconds after which it came. Pure.
+
+    :raises KeyError, TypeError, AttributeError: an event of another shape.
+    """
+    content, reasoning, deltas = "", "", []
+    finish: str | None = None
+    usage: Mapping[str, Any] = {}
+    at, first, done = 0.0, None, False
+    for at, event in events:
+        if event == _DONE:
+            done = True
+            break
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            said, thought = delta.get("content") or "", delta.get("reasoning_content") or ""
+            content, reasoning = content + said, reasoning + thought
+            if said or thought:
+                deltas.append(thought + said)
+                first = at if first is None else first
+            finish = choice.get("finish_reason") or finish
+    return Streamed(
+        tuple(deltas),
+        content,
+        reasoning,
+        finish,
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        at,
+        first,
+        done,
+    )
+
+
+def _chat_body(
+    model: str, prompt: str | Sequence[Mapping[str, Any]], max_tokens: int, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    return {
+        "model": model,
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "stream": False,
+        **more,
+    }
 
 
 def base_url(target: Target) -> str:
@@ -221,13 +355,18 @@ class EngineClient:
         :param timeout: seconds to connect and for every read.
         :raises EngineError: refused, disconnect or timeout.
         """
-        what = f"{method} {path}"
         limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
-        try:
+        with self._told(f"{method} {path}", timeout):
             return self._client.request(method, path, json=body, timeout=limits)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, timeout: float) -> Iterator[None]:
+        """Failures of a request as :class:`EngineError`."""
+        try:
+            yield
         except httpx.ConnectTimeout as error:
             raise self._error(
-                f"{what}: no connection to {self.url} within {limits.connect:g} s", "refused"
+                f"{what}: no connection to {self.url} within {min(timeout, 10.0):g} s", "refused"
             ) from error
         except (httpx.TimeoutException, DeadlineError) as error:
             raise self._error(f"{what}: no answer within {timeout:g} s", "timeout") from error
@@ -250,7 +389,7 @@ class EngineClient:
             raise self._unauthorized(f"{method} {path}")
         if not response.is_success:
             raise self._error(
-                f"{method} {path}: {response.status_code}: {_message(response)}",
+                f"{method} {path}: {response.status_code}: {message_of(response)}",
                 "status",
                 response.status_code,
             )
@@ -288,49 +427,140 @@ class EngineClient:
             raise self._error("GET /v1/models: the list is empty", "shape")
         return models
 
-    def chat(self, model: str, prompt: str, *, max_tokens: int, timeout: float) -> Chat:
-        """One user message at temperature 0, not streamed.
+    def chat(
+        self,
+        model: str,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        timeout: float,
+        **more: Any,
+    ) -> Chat:
+        """A chat at temperature 0, not streamed.
 
+        :param prompt: one user message, or all messages as the API has them.
+        :param more: further fields of the body: ``stop``, ``tools``, ``response_format``, ``logprobs``, ``ignore_eos`` ...
         :raises EngineError: no answer, an error status, or an answer without choices or usage.
         """
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "stream": False,
-        }
         begun = time.monotonic()
-        answer = self._json("POST", "/v1/chat/completions", timeout=timeout, body=body)
+        body = _chat_body(model, prompt, max_tokens, more)
+        answer = self._json("POST", _CHAT, timeout=timeout, body=body)
         seconds = time.monotonic() - begun
         try:
             choice, usage = answer["choices"][0], answer["usage"]
+            message, cached = choice["message"], usage.get("prompt_tokens_details")
             return Chat(
                 model=str(answer["model"]),
-                content=choice["message"].get("content"),
-                reasoning=choice["message"].get("reasoning_content"),
+                content=message.get("content"),
+                reasoning=message.get("reasoning_content"),
                 finish_reason=str(choice["finish_reason"]),
                 prompt_tokens=int(usage["prompt_tokens"]),
                 completion_tokens=int(usage["completion_tokens"]),
                 seconds=seconds,
+                matched_stop=choice.get("matched_stop"),
+                cached_tokens=None if cached is None else int(cached["cached_tokens"]),
+                tool_calls=tuple(message.get("tool_calls") or ()),
+                logprobs=choice.get("logprobs"),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise self._error(
-                "POST /v1/chat/completions: 200, but without choices or usage", "shape"
-            ) from error
+            raise self._error(f"POST {_CHAT}: 200, but without choices or usage", "shape") from error
+
+    def stream_chat(
+        self,
+        model: str,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        timeout: float,
+        **more: Any,
+    ) -> Streamed:
+        """The same as :meth:`chat`, streamed, with the usage at the end.
+
+        :param timeout: seconds for every read, and twice as long for the whole.
+        :raises EngineError: no answer, an error status, an error within the stream, a stream that does not end.
+        """
+        begun = time.monotonic()
+        body = {"stream_options": {"include_usage": True}, **_chat_body(model, prompt, max_tokens, more)}
+        with contextlib.closing(self._events(_CHAT, body, timeout)) as events:
+            return self._join(events, begun)
+
+    def _join(self, events: Iterable[Any], begun: float) -> Streamed:
+        try:
+            return join_stream((time.monotonic() - begun, event) for event in events)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise self._error(f"POST {_CHAT}: an event of the stream has no choices", "shape") from error
+
+    def break_off(self, model: str, prompt: str, *, max_tokens: int, timeout: float) -> Streamed:
+        """Begin a streamed chat and hang up after the first text: what came until then.
+
+        It asks for ``max_tokens`` whatever the model says (``ignore_eos``), so that it runs when it is broken off.
+        :raises EngineError: as :meth:`stream_chat`.
+        """
+        begun = time.monotonic()
+        body = _chat_body(model, prompt, max_tokens, {"ignore_eos": True})
+        taken: list[Any] = []
+        with contextlib.closing(self._events(_CHAT, body, timeout)) as events:
+            for event in events:
+                taken.append(event)
+                if self._join(taken, begun).deltas:
+                    break
+            return self._join(taken, begun)
+
+    def _events(self, path: str, body: Mapping[str, Any], timeout: float) -> Generator[Any, None, None]:
+        """The events of a streamed request, parsed; the last is ``[DONE]`` where the server sends it."""
+        what, until = f"POST {path} (stream)", time.monotonic() + 2 * timeout
+        limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
+        with (
+            self._told(what, timeout),
+            self._client.stream("POST", path, json={**body, "stream": True}, timeout=limits) as response,
+        ):
+            if response.status_code == 401:
+                raise self._unauthorized(f"POST {path}")
+            if not response.is_success:
+                response.read()
+                raise self._error(
+                    f"{what}: {response.status_code}: {message_of(response)}", "status", response.status_code
+                )
+            for data in sse_events(response.iter_bytes()):
+                if time.monotonic() > until:
+                    raise self._error(f"{what}: not at its end within {2 * timeout:g} s", "timeout")
+                if data == _DONE:
+                    yield data
+                    return
+                try:
+                    event = json.loads(data)
+                except ValueError as error:
+                    raise self._error(f"{what}: an event is not JSON: {data[:80]!r}", "shape") from error
+                if isinstance(event, Mapping) and "error" in event:
+                    inner = event["error"]
+                    code = inner.get("code") if isinstance(inner, Mapping) else None
+                    text = inner.get("message", inner) if isinstance(inner, Mapping) else inner
+                    status = code if isinstance(code, int) else None
+                    raise self._error(f"{what}: an error within the stream: {text}", "status", status)
+                yield event
 
     def generate(
-        self, prompt: str, *, max_tokens: int, timeout: float, ignore_eos: bool = False
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int,
+        timeout: float,
+        ignore_eos: bool = False,
+        sampling: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> Generation:
         """``POST /generate`` at temperature 0: the only answer that carries the speculative counts of one request.
 
+        :param prompt: a text, or the ids of its tokens; no chat template is applied.
+        :param sampling: further sampling parameters (``stop`` ...).
+        :param more: further fields of the body (``return_logprob``, ``top_logprobs_num``, ``logprob_start_len`` ...).
         :raises EngineError: no answer, an error status, or an answer of another shape.
         """
-        sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": ignore_eos}
+        given: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": ignore_eos}
+        text = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
         begun = time.monotonic()
-        answer = self._json(
-            "POST", "/generate", timeout=timeout, body={"text": prompt, "sampling_params": sampling}
-        )
+        body = {**text, "sampling_params": {**given, **(sampling or {})}, **more}
+        answer = self._json("POST", "/generate", timeout=timeout, body=body)
         seconds = time.monotonic() - begun
         try:
             meta = answer["meta_info"]
@@ -344,9 +574,68 @@ class EngineClient:
                 accepted_drafts=meta.get("spec_accepted_drafts"),
                 proposed_drafts=meta.get("spec_proposed_drafts"),
                 reported_accept_length=meta.get("spec_accept_length"),
+                prompt_tokens=int(meta.get("prompt_tokens") or 0),
+                cached_tokens=int(meta.get("cached_tokens") or 0),
+                histogram=tuple(int(each) for each in meta.get("spec_accept_histogram") or ()),
+                output_ids=tuple(answer.get("output_ids") or ()),
+                meta=meta,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._error("POST /generate: 200, but without meta_info", "shape") from error
+
+    def flush_cache(self, *, timeout: float = 30.0) -> str:
+        """``POST /flush_cache``: empty the prefix cache. What the server said.
+
+        :raises EngineError: refused: requests are running or waiting (status 400), or the admin key is another one.
+        """
+        response = self.send("POST", "/flush_cache", timeout=timeout)
+        if response.status_code == 401:
+            raise self._unauthorized("POST /flush_cache")
+        if not response.is_success:
+            raise self._error(
+                f"POST /flush_cache: {response.status_code}: {message_of(response)}",
+                "status",
+                response.status_code,
+            )
+        return response.text.strip()
+
+    def metrics(self, *, timeout: float = 10.0) -> dict[str, float] | None:
+        """``GET /metrics``: the value of every metric, summed over its labels, by name without ``sglang:``.
+
+        None where the server runs without ``--enable-metrics``. Gauges are those of the last log line, not of now.
+        :raises EngineError: no answer.
+        """
+        response = self.send("GET", "/metrics", timeout=timeout)
+        if not response.is_success:
+            return None
+        found: dict[str, float] = {}
+        for match in _METRIC.finditer(response.text):
+            with contextlib.suppress(ValueError):
+                found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+        return found
+
+    def load(self, *, timeout: float = 15.0) -> Load | None:
+        """``GET /get_load``: what runs and waits now; None where the server has no such endpoint.
+
+        (``/v1/loads``, which is to replace it, answered 500 on a CPU, and wrote a traceback into the log each time.)
+        :raises EngineError: no answer (a hung scheduler does not answer here), or one of another shape.
+        """
+        response = self.send("GET", "/get_load", timeout=timeout)
+        if response.status_code == 404:
+            return None
+        if response.status_code == 401:
+            raise self._unauthorized("GET /get_load")
+        try:
+            ranks = [
+                (int(rank["num_reqs"]), int(rank["num_waiting_reqs"]), int(rank["num_tokens"]))
+                for rank in response.json()
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._error(
+                f"GET /get_load: {response.status_code}, but no list of loads", "shape"
+            ) from error
+        waiting = sum(rank[1] for rank in ranks)
+        return Load(sum(rank[0] for rank in ranks) - waiting, waiting, sum(rank[2] for rank in ranks))
 
     def server_info(self, *, timeout: float = 15.0) -> ServerInfo:
         """``GET /server_info``, redacted: the server shows its api key in clear.
@@ -369,7 +658,7 @@ class EngineClient:
         )
 
 
-def _message(response: httpx.Response) -> str:
+def message_of(response: httpx.Response) -> str:
     """The error text of an answer, whichever of sglang's shapes it has."""
     try:
         body: Any = response.json()

@@ -205,7 +205,7 @@ def run_smoke(
     request_timeout: float | None = None,
     api_key: Secret | None = None,
     min_accept_length: float | None = None,
-    quality: bool = True,
+    quality: bool | None = None,
     baseline_unit: UnitState | None = None,
     phase: str = "smoke",
 ) -> SmokeReport:
@@ -227,6 +227,7 @@ def run_smoke(
     tokens = health.max_tokens if max_tokens is None else max_tokens
     timeout = health.request_timeout if request_timeout is None else request_timeout
     least = health.min_accept_length if min_accept_length is None else min_accept_length
+    quality = health.judge_text if quality is None else quality
     run = _Run(session, target, report, phase, UnitControl(session, target.service.unit))
     before = run.control.state()
     problem = before.stable_against(baseline_unit) if baseline_unit is not None else None

@@ -34,7 +34,7 @@ class TextQuality:
     :param reason: why the text is garbage, or None where nothing speaks against it.
     :param figures: what was measured: ``chars``, ``alnum_share`` (0..1, of the characters that are not blank),
         ``longest_run`` (characters), ``loop_period`` and ``loop_share`` (characters; 0..1 of the text),
-        ``compressed_share`` (0..1), ``replacement_chars``, ``control_chars``, ``scripts``.
+        ``compressed_share`` (0..1), ``distinct_trigrams`` (0..1 of the runs of three words), ``replacement_chars``, ``control_chars``, ``scripts``.
     """
 
     reason: str | None
@@ -78,6 +78,12 @@ def _scripts(text: str) -> Counter[str]:
     return found
 
 
+def _distinct_trigrams(words: list[str]) -> float:
+    """Share of the runs of three words that differ from all others; 1 where there are none."""
+    runs = list(zip(words, words[1:], words[2:], strict=False))
+    return len(set(runs)) / len(runs) if runs else 1.0
+
+
 def _loops(text: str, period: int, length: int, words: list[str], compressed: float) -> str | None:
     if period and text[-period:].strip(" \t\n"):
         repeats, share = length / period, length / len(text)
@@ -90,6 +96,8 @@ def _loops(text: str, period: int, length: int, words: list[str], compressed: fl
             return f"ends in a loop: {sample!r} repeated {repeats:.0f} times"
     if len(words) >= 24 and len(set(words)) / len(words) < 0.12:
         return f"a loop of words: {len(set(words))} different ones among {len(words)}"
+    if len(words) >= 60 and _distinct_trigrams(words) < 0.25:
+        return f"repeats itself: {_distinct_trigrams(words):.0%} of its runs of three words are distinct"
     if len(text) >= 300 and compressed < 0.12:
         return f"repeats itself: compresses to {compressed:.0%} of its length"
     return None
@@ -118,6 +126,7 @@ def judge_text(text: str | None, *, completion_tokens: int = 0, loops: bool = Tr
     alnum = sum(1 for char in dense if char.isalnum()) / len(dense)
     scripts = _scripts(text)
     dominant = max(scripts.values(), default=0) / max(1, scripts.total())
+    words = re.findall(r"[^\W\d_]+", text.lower())
     figures: dict[str, int | float] = {
         "chars": len(text),
         "alnum_share": round(alnum, 3),
@@ -125,6 +134,7 @@ def judge_text(text: str | None, *, completion_tokens: int = 0, loops: bool = Tr
         "loop_period": period,
         "loop_share": round(length / len(text), 3),
         "compressed_share": round(compressed, 3),
+        "distinct_trigrams": round(_distinct_trigrams(words), 3),
         "replacement_chars": replacement,
         "control_chars": control,
         "scripts": len(scripts),
@@ -144,7 +154,7 @@ def judge_text(text: str | None, *, completion_tokens: int = 0, loops: bool = Tr
         if len(scripts) >= 4 and dominant < 0.8:
             return f"letters of {len(scripts)} scripts mixed: {', '.join(sorted(scripts))}"
         if loops:
-            return _loops(text, period, length, re.findall(r"[^\W\d_]+", text.lower()), compressed)
+            return _loops(text, period, length, words, compressed)
         return None
 
     return TextQuality(found(), figures)

@@ -17,6 +17,7 @@ import typer
 
 from ddtree_ops import __version__, paths
 from ddtree_ops.cli import (
+    benching,
     deploying,
     describing,
     diagnosing,
@@ -26,6 +27,7 @@ from ddtree_ops.cli import (
     linting,
     logs,
     looking,
+    nightly,
     observing,
     operating,
     planning,
@@ -33,6 +35,7 @@ from ddtree_ops.cli import (
     router,
     runtimes,
     signatures,
+    validating,
 )
 from ddtree_ops.cli.common import selecting
 from ddtree_ops.cli.helping import helping
@@ -82,6 +85,9 @@ for module in (
     doctor,
     looking,
     observing,
+    validating,
+    benching,
+    nightly,
     logs,
     diagnosing,
     describing,

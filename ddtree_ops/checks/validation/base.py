@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -45,6 +46,8 @@ class Context:
     :param unit: the unit as it was when the run began; a check that finds another one has seen a restart.
     :param quality: False: a model that talks nonsense (a tiny random one): text is checked for being there, not for sense.
     :param timeout: seconds for one request.
+    :param since: when the run began, by the host's clock.
+    :param nonce: a word that no earlier run has said: a prompt that begins with it is in no cache.
     :param shared: results that later checks of the same run build on, by name (a prompt that was answered ...).
     """
 
@@ -59,6 +62,8 @@ class Context:
     timeout: float
     quality: bool = True
     api_key: Secret | None = None
+    since: datetime | None = None
+    nonce: str = ""
     shared: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     """Name of the check that runs."""
@@ -108,6 +113,7 @@ class CheckSpec:
 
     :param title: one sentence: what a pass proves.
     :param disturbs: it empties the cache, aborts requests or otherwise costs other users of the engine.
+    :param standing: it asks the engine nothing: it judges what the others have left, after the last of them, in every run.
     """
 
     name: str
@@ -115,6 +121,7 @@ class CheckSpec:
     run: Callable[[Context, Any], CheckResult]
     settings: type[Settings] = NoSettings
     disturbs: bool = False
+    standing: bool = False
 
 
 CHECKS: dict[str, CheckSpec] = {}
@@ -122,14 +129,19 @@ CHECKS: dict[str, CheckSpec] = {}
 
 
 def check(
-    name: str, title: str, *, settings: type[Settings] = NoSettings, disturbs: bool = False
+    name: str,
+    title: str,
+    *,
+    settings: type[Settings] = NoSettings,
+    disturbs: bool = False,
+    standing: bool = False,
 ) -> Callable[[Callable[[Context, Any], CheckResult]], Callable[[Context, Any], CheckResult]]:
     """Register a check: ``@check("prefix-hit", "the same prompt again is answered from the cache")``."""
 
     def register(run: Callable[[Context, Any], CheckResult]) -> Callable[[Context, Any], CheckResult]:
         if name in CHECKS:
             raise ValueError(f"two checks are named {name}")
-        CHECKS[name] = CheckSpec(name, title, run, settings, disturbs)
+        CHECKS[name] = CheckSpec(name, title, run, settings, disturbs, standing)
         return run
 
     return register

@@ -1,0 +1,155 @@
+"""How checks ask: prompts that fit the model, and results from judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddtree_ops.checks.engine import Chat, Generation
+from ddtree_ops.checks.prompts import load_prompts
+from ddtree_ops.checks.validation.base import Context
+from ddtree_ops.checks.validation.judging import Judgement
+from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
+from ddtree_ops.secret import redact
+
+__all__ = [
+    "capacity",
+    "chat",
+    "excerpt",
+    "fitting",
+    "generate",
+    "named_prompt",
+    "prose",
+    "sized_prose",
+    "skipped",
+    "told",
+]
+
+_SENTENCES = (
+    "The harbour office keeps a ledger of every vessel that has asked for a berth since the spring.",
+    "A baker on the corner sells rye bread before seven and is closed by the time the trams run.",
+    "Nobody at the archive remembers who drew the second map, though its paper is of a later kind.",
+    "Rain came in from the west and the gardeners moved the seedlings under the long glass roof.",
+    "Two engineers measured the bridge again because their first figures did not agree at the pier.",
+    "The museum lends its smaller paintings to schools, one at a time, for a month and no longer.",
+    "In the old quarter most doors are painted green, and the few blue ones belong to musicians.",
+    "She wrote the recipe on the back of a railway ticket and then could not find the ticket again.",
+    "Trains from the north arrive at odd minutes, which the station clock has never learned to show.",
+    "The committee met for an hour, agreed on the colour of the fence, and adjourned until October.",
+    "An owl has lived in the chapel tower for nine winters and is counted by the town as a resident.",
+    "The library bought a lamp for each reading desk after the letters about the gloom had reached it.",
+    "Fishermen dry their nets behind the school, where children learn the knots before the alphabet.",
+)
+_MARGIN = 0.06
+"""Of the tokens a prompt is to have: what the estimate may be wrong by."""
+
+
+def capacity(ctx: Context) -> int:
+    """Tokens that one request may have, prompt and answer: the context, or what the KV cache or the server allows."""
+    known = [
+        ctx.model.max_model_len,
+        ctx.info.raw.get("max_req_input_len"),
+        ctx.info.raw.get("max_total_num_tokens"),
+    ]
+    found = [int(each) for each in known if isinstance(each, int) and each > 0]
+    return min(found, default=4096)
+
+
+def fitting(ctx: Context, tokens: int) -> int:
+    """``tokens``, or a third of the capacity: a request that is refused at validation leaks its id in sglang 0.5.11."""
+    return max(1, min(tokens, capacity(ctx) // 3))
+
+
+def chat(ctx: Context, prompt: str | Sequence[Mapping[str, Any]], *, max_tokens: int, **more: Any) -> Chat:
+    """A chat with the served model, within its context."""
+    return ctx.engine.chat(
+        ctx.model.name, prompt, max_tokens=fitting(ctx, max_tokens), timeout=ctx.timeout, **more
+    )
+
+
+def generate(ctx: Context, prompt: str, *, max_tokens: int, ignore_eos: bool = False) -> Generation:
+    """``/generate``, within the context."""
+    return ctx.engine.generate(
+        prompt, max_tokens=fitting(ctx, max_tokens), timeout=ctx.timeout, ignore_eos=ignore_eos
+    )
+
+
+def named_prompt(name: str) -> str:
+    """The text of a prompt of ``prompts.yaml``."""
+    return load_prompts()[name].text
+
+
+def prose(chars: int, *, begin: int = 0) -> str:
+    """About ``chars`` characters of numbered sentences, no two alike; ``begin`` is the first number."""
+    lines: list[str] = []
+    size = 0
+    number = begin
+    while size < chars:
+        lines.append(f"{number + 1}. {_SENTENCES[number % len(_SENTENCES)]}")
+        size += len(lines[-1]) + 1
+        number += 1
+    return "\n".join(lines)
+
+
+def _tokens_a_char(ctx: Context) -> tuple[float, float]:
+    """Tokens that a chat has besides its text, and tokens a character of :func:`prose`: two requests, once a run."""
+    found = ctx.shared.get("tokens_a_char")
+    if found is None:
+        sizes = (40, 120) if capacity(ctx) < 1024 else (300, 1200)
+        seen = []
+        for size in sizes:
+            text = prose(size)
+            seen.append((len(text), chat(ctx, text, max_tokens=1).prompt_tokens))
+        (short, few), (long, many) = seen
+        slope = max(0.05, (many - few) / max(1, long - short))
+        found = (max(0.0, few - slope * short), slope)
+        ctx.shared["tokens_a_char"] = found
+    return float(found[0]), float(found[1])
+
+
+def sized_prose(ctx: Context, tokens: int, *, more: int = 0) -> str:
+    """Prose of about ``tokens`` tokens and no more than that, ``more`` characters of other text and the template included.
+
+    It begins with the run's nonce, so that it is in no cache.
+    """
+    fixed, slope = _tokens_a_char(ctx)
+    chars = int((tokens * (1 - _MARGIN) - fixed) / slope) - more - len(ctx.nonce) - 2
+    text = prose(max(1, chars))
+    return f"{ctx.nonce}.\n{text[: max(1, chars)]}"
+
+
+def excerpt(text: str | None, size: int = 400) -> str:
+    """The beginning of an answer, for evidence."""
+    if text is None:
+        return "(null)"
+    text = redact(text)
+    return text if len(text) <= size else f"{text[:size]}…"
+
+
+def told(
+    ctx: Context,
+    judgement: Judgement,
+    *,
+    answers: Mapping[str, str | None] | None = None,
+    evidence: Sequence[Evidence] = (),
+    facts: Mapping[str, Any] | None = None,
+    figures: Sequence[Figure] = (),
+) -> CheckResult:
+    """The result of the check under way from its judgement.
+
+    :param answers: what the engine said, by where it was said: kept as evidence.
+    """
+    said = [Evidence(f"http {source}", excerpt(text)) for source, text in (answers or {}).items()]
+    return ctx.result(
+        judgement.verdict,
+        judgement.summary,
+        hint=judgement.hint,
+        facts=facts,
+        evidence=(*said, *evidence),
+        figures=figures,
+    )
+
+
+def skipped(ctx: Context, why: str) -> CheckResult:
+    """The check under way does not apply."""
+    return ctx.result(Verdict.SKIPPED, why)

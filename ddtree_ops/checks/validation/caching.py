@@ -1,0 +1,89 @@
+"""Checks of the prefix cache: a hit, and a flush."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from pydantic import Field
+
+from ddtree_ops.checks.engine import EngineError, Generation
+from ddtree_ops.checks.validation.asking import capacity, generate, prose, skipped, told
+from ddtree_ops.checks.validation.base import Context, Settings, check
+from ddtree_ops.checks.validation.judging import judge_flush, judge_prefix
+from ddtree_ops.results import CheckResult, Verdict
+
+__all__ = ["Cached"]
+
+
+class Cached(Settings):
+    """``chars`` of the prompt, about; ``max_tokens`` of the answer."""
+
+    chars: Annotated[int, Field(ge=64)] = 1500
+    max_tokens: Annotated[int, Field(ge=2)] = 48
+
+
+def _prompt(ctx: Context, settings: Cached, what: str) -> str:
+    """A prompt that was never sent before: its first words are the run's and the check's."""
+    chars = min(settings.chars, max(64, capacity(ctx) // 2 - 80))
+    return f"{ctx.nonce} {what}.\n{prose(chars)[:chars]}\n\nThe next sentence of this text is:"
+
+
+def _facts(**answers: Generation) -> dict[str, object]:
+    found: dict[str, object] = {f"cached_{name}": answer.cached_tokens for name, answer in answers.items()}
+    found["prompt_tokens"] = next(iter(answers.values())).prompt_tokens
+    return found
+
+
+@check("prefix-hit", "the same prompt again is answered from the cache, and the same", settings=Cached)
+def prefix_hit(ctx: Context, settings: Cached) -> CheckResult:
+    """Three times the same prompt: with an empty cache, and twice from it."""
+    if ctx.info.raw.get("disable_radix_cache"):
+        return skipped(ctx, "the server runs with --disable-radix-cache")
+    prompt = _prompt(ctx, settings, "prefix")
+    cold, warm, again = (generate(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(3))
+    found = judge_prefix(cold, warm, again, quality=ctx.quality)
+    said = {"POST /generate (new)": cold.text, "POST /generate (cached)": warm.text}
+    return told(ctx, found, answers=said, facts=_facts(new=cold, again=warm))
+
+
+@check(
+    "flush", "flush_cache empties the cache, and the answer stays the same", settings=Cached, disturbs=True
+)
+def flush(ctx: Context, settings: Cached) -> CheckResult:
+    """A prompt new, cached, and after two flushes."""
+    if ctx.info.raw.get("disable_radix_cache"):
+        return skipped(ctx, "the server runs with --disable-radix-cache")
+    prompt = _prompt(ctx, settings, "flush")
+    before, warm = (generate(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(2))
+    answers = []
+    said = ""
+    for _ in range(2):
+        try:
+            said = _flush(ctx)
+        except EngineError as error:
+            if error.status != 400:
+                raise
+            return ctx.result(
+                Verdict.INCONCLUSIVE,
+                f"the cache was not flushed: {error.message}",
+                hint="somebody else uses the engine: look again when it is idle",
+            )
+        answers.append(generate(ctx, prompt, max_tokens=settings.max_tokens))
+    after, again = answers
+    found = judge_flush(said, before, warm, after, again)
+    texts = {"POST /generate (new)": before.text, "POST /generate (flushed)": after.text}
+    facts = _facts(new=before, again=warm, flushed=after)
+    return told(ctx, found, answers=texts, facts={**facts, "said": said})
+
+
+def _flush(ctx: Context, tries: int = 5) -> str:
+    """Flush; a request that has just been answered may still be counted as running for a moment."""
+    for _ in range(tries - 1):
+        try:
+            return ctx.engine.flush_cache(timeout=ctx.timeout)
+        except EngineError as error:
+            if error.status != 400:
+                raise
+        time.sleep(0.2)
+    return ctx.engine.flush_cache(timeout=ctx.timeout)

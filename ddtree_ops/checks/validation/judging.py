@@ -1,0 +1,629 @@
+"""Judgements of the validation checks: from what was measured to a verdict and one sentence. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ddtree_ops.checks.engine import Chat, Generation, Load, Streamed
+from ddtree_ops.checks.textquality import judge_text
+from ddtree_ops.results import Verdict
+from ddtree_ops.wording import count
+
+__all__ = [
+    "EARLY",
+    "Judgement",
+    "Paced",
+    "Refusal",
+    "difference",
+    "judge_abort",
+    "judge_answers",
+    "judge_arithmetic",
+    "judge_burst",
+    "judge_chat",
+    "judge_copy",
+    "judge_end",
+    "judge_flush",
+    "judge_idle",
+    "judge_kernel",
+    "judge_limit",
+    "judge_memory",
+    "judge_needle",
+    "judge_over_long",
+    "judge_pace",
+    "judge_prefix",
+    "judge_prompt_size",
+    "judge_refusal",
+    "judge_silence",
+    "judge_stop",
+    "judge_stream",
+    "judge_tool",
+    "judge_unicode",
+    "stop_string",
+    "worst_of",
+]
+
+EARLY = 16
+"""Characters: two answers to the same prompt at temperature 0 that part before this never began alike; a near tie between
+two tokens, which may fall either way when the same sums are made in another order, seldom comes so early."""
+_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+_OVER_LONG = re.compile(r"longer than the model's context length|exceeds the model's maximum context length")
+_NUMBER = re.compile(r"-?\d+(?:[ ,\u202f]\d{3})*")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, one sentence for a person, and what to type next where it is no pass."""
+
+    verdict: Verdict
+    summary: str
+    hint: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True for a pass only."""
+        return self.verdict is Verdict.PASS
+
+
+def _pass(summary: str) -> Judgement:
+    return Judgement(Verdict.PASS, summary)
+
+
+def _fail(summary: str, hint: str = "") -> Judgement:
+    return Judgement(Verdict.FAIL, summary, hint)
+
+
+def _unknown(summary: str, hint: str = "") -> Judgement:
+    return Judgement(Verdict.INCONCLUSIVE, summary, hint)
+
+
+def worst_of(judgements: Sequence[Judgement], summary: str) -> Judgement:
+    """The first failure among them, else the first that is inconclusive, else a pass that says ``summary``.
+
+    Where all were skipped: the first.
+    """
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+        for each in judgements:
+            if each.verdict is verdict:
+                return each
+    if judgements and all(each.verdict is Verdict.SKIPPED for each in judgements):
+        return judgements[0]
+    return _pass(summary) if judgements else _unknown("nothing was judged")
+
+
+def difference(one: str, other: str) -> int | None:
+    """Where two texts part (characters from the beginning), None where they are equal."""
+    if one == other:
+        return None
+    parted = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(parted, min(len(one), len(other)))
+
+
+def _around(text: str, place: int) -> str:
+    return repr(text[max(0, place - 12) : place + 12])
+
+
+def _sanity(text: str | None, tokens: int, quality: bool) -> str | None:
+    """Why a text cannot be an answer. Without ``quality``: only where there is none at all, though tokens were made."""
+    if quality:
+        return judge_text(text, completion_tokens=tokens).reason
+    return f"null content although {tokens} tokens were generated" if text is None and tokens else None
+
+
+def judge_chat(chat: Chat, *, max_tokens: int, quality: bool) -> Judgement:
+    """Is an answer whole: the tokens asked for at most, a reason for its end, and text?"""
+    tokens, reason = chat.completion_tokens, chat.finish_reason
+    if reason not in {"stop", "length"}:
+        return _fail(f"the answer ended with finish_reason {reason!r} after {count(tokens, 'token')}")
+    if tokens > max_tokens:
+        return _fail(f"{tokens} tokens came, at most {max_tokens} were asked for")
+    if reason == "length" and tokens != max_tokens:
+        return _fail(f"{tokens} tokens came with finish_reason length, {max_tokens} were asked for")
+    if tokens < 1:
+        return _fail("no token came")
+    if (why := _sanity(chat.text, tokens, quality)) is not None:
+        return _fail(f"the text is not sane: {why}")
+    return _pass(f"{count(tokens, 'token')} ({reason}) to a prompt of {chat.prompt_tokens}")
+
+
+def judge_answers(named: Sequence[tuple[str, Chat]], *, quality: bool) -> Judgement:
+    """Is each of several answers text, and not garbage? One is enough for a failure."""
+    found = []
+    for name, chat in named:
+        why = _sanity(chat.text, chat.completion_tokens, quality)
+        if why is not None:
+            found.append(f"{name}: {why}")
+    if found:
+        return _fail(
+            f"{len(found)} of {count(len(named), 'answer')} garbage: {found[0]}",
+            "the process lives and answers nonsense: compare with the same prompt on a server without speculation",
+        )
+    what = "read as text" if quality else "have text (its sense was not judged)"
+    return _pass(f"{count(len(named), 'answer')}, all {what}") if named else _unknown("nothing was asked")
+
+
+def judge_prompt_size(chat: Chat, least: int) -> Judgement:
+    """Was the prompt as long as it had to be?"""
+    if chat.prompt_tokens < least:
+        return _unknown(f"the prompt had {chat.prompt_tokens} tokens, {least} were wanted at least")
+    return _pass(f"a prompt of {chat.prompt_tokens} tokens was answered with {chat.completion_tokens}")
+
+
+def judge_prefix(cold: Generation, warm: Generation, again: Generation, *, quality: bool) -> Judgement:
+    """Was the same prompt answered from the cache, and answered the same?
+
+    :param cold: the first answer, with nothing in the cache; ``warm`` and ``again``: the second and the third.
+    """
+    if cold.cached_tokens >= cold.prompt_tokens / 2:
+        return _unknown(f"{cold.cached_tokens} tokens of a new prompt came from the cache: it was not new")
+    if warm.cached_tokens <= cold.cached_tokens or warm.cached_tokens < 1:
+        return _fail(
+            f"the same prompt again: {warm.cached_tokens} of {warm.prompt_tokens} tokens came from the cache: "
+            "prefix caching does not work",
+            "is the KV cache too small for one prompt (max_total_num_tokens), or the cache switched off?",
+        )
+    hit = f"{warm.cached_tokens} of {warm.prompt_tokens} tokens from the cache"
+    for name, answer in (("second", warm), ("third", again)):
+        if (why := _sanity(answer.text, answer.completion_tokens, quality)) is not None:
+            return _fail(f"{hit}, and the {name} answer is not sane: {why}")
+    place = difference(cold.text, warm.text)
+    if place is None:
+        return _pass(f"{hit}, the same answer")
+    where = f"{_around(cold.text, place)} without the cache, {_around(warm.text, place)} with it"
+    if place < EARLY:
+        return _fail(f"{hit}, and another answer from character {place} on: {where}")
+    if warm.text != again.text:
+        return _fail(
+            f"{hit}, and the answers with the cache differ from each other and from the first: {where}"
+        )
+    return _unknown(
+        f"{hit}, and another answer from character {place} on: {where}",
+        "a near tie of two tokens, or a damaged cache: the check lossless tells them apart",
+    )
+
+
+def judge_flush(
+    said: str, before: Generation, warm: Generation, after: Generation, again: Generation
+) -> Judgement:
+    """Was the cache empty after a flush, and the prompt answered as it was before?
+
+    :param before: cold; ``warm``: the same again; ``after``: after the flush; ``again``: after one more.
+    """
+    if warm.cached_tokens < 1:
+        return _unknown("nothing was in the cache before the flush: the check prefix-hit judges that")
+    for answer in (after, again):
+        if answer.cached_tokens >= max(1, warm.cached_tokens // 2):
+            return _fail(
+                f"flush_cache said {said.splitlines()[0]!r}, and {answer.cached_tokens} of {answer.prompt_tokens} "
+                "tokens came from the cache after it"
+            )
+    place = difference(before.text, after.text)
+    if place is None:
+        return _pass(f"{warm.cached_tokens} tokens were cached before it, none after it, the same answer")
+    where = f"{_around(before.text, place)} before, {_around(after.text, place)} after"
+    if after.text != again.text:
+        return _unknown(f"the engine does not repeat itself with an empty cache either: {where}")
+    return _fail(f"the same prompt with an empty cache is answered otherwise after a flush: {where}")
+
+
+def judge_burst(
+    width: int, answers: Sequence[Chat | str], alone: Sequence[str | None], *, max_tokens: int, quality: bool
+) -> Judgement:
+    """Were all of ``width`` requests at once answered, each with its own answer?
+
+    An answer that differs from that of a lone request is noted only: kernels sum in another order at another batch size.
+
+    :param answers: an answer, or why there is none; ``alone``: what the same prompts were answered alone, where known.
+    """
+    failed = [each for each in answers if isinstance(each, str)]
+    if failed:
+        return _fail(f"{width} at once: {len(failed)} were not answered: {failed[0]}")
+    chats = [each for each in answers if not isinstance(each, str)]
+    if len(chats) != width:
+        return _fail(f"{width} at once: {len(chats)} answers came")
+    for index, chat in enumerate(chats):
+        found = judge_chat(chat, max_tokens=max_tokens, quality=quality)
+        if not found.ok:
+            return Judgement(found.verdict, f"{width} at once: answer {index + 1}: {found.summary}")
+    for index, (chat, own) in enumerate(zip(chats, alone, strict=False)):
+        for other, text in enumerate(alone):
+            if own is not None and text is not None and chat.text == text and text != own:
+                return _fail(
+                    f"{width} at once: request {index + 1} was given the answer of request {other + 1}: answers are mixed up"
+                )
+    known = [(chat.text, text) for chat, text in zip(chats, alone, strict=False) if text is not None]
+    other = sum(1 for together, text in known if together != text)
+    note = f", {other} of {len(known)} other than alone" if other else ""
+    return _pass(f"{width} at once, all answered{note}")
+
+
+def judge_limit(limit: int, chat: Chat, generation: Generation, *, ids: bool = True) -> Judgement:
+    """Came exactly ``limit`` tokens, as ``/v1/chat/completions`` and ``/generate`` count them?"""
+    for path, tokens, reason in (
+        ("chat", chat.completion_tokens, chat.finish_reason),
+        ("/generate", generation.completion_tokens, generation.finish_reason),
+    ):
+        if tokens != limit:
+            return _fail(f"max_tokens {limit}: {path} made {count(tokens, 'token')} ({reason})")
+        if reason != "length":
+            return _fail(f"max_tokens {limit}: {path} ended with finish_reason {reason!r}, not length")
+    if ids and len(generation.output_ids) != limit:
+        return _fail(
+            f"max_tokens {limit}: /generate returned {count(len(generation.output_ids), 'token id')}"
+        )
+    return _pass(f"exactly {count(limit, 'token')}")
+
+
+def judge_stream(whole: Chat, streamed: Streamed, whole_again: Chat) -> Judgement:
+    """Is a streamed answer that of a request which is not streamed?
+
+    :param whole: not streamed, asked before; ``whole_again``: asked after it.
+    """
+    if not streamed.done:
+        return _fail("the stream ended without [DONE]")
+    if streamed.finish_reason is None:
+        return _fail("the stream ended without a finish_reason")
+    if not streamed.deltas and (whole.text or ""):
+        return _fail("the stream brought no text")
+    texts = {"before": whole.text or "", "after": whole_again.text or ""}
+    if streamed.text not in texts.values():
+        place = difference(texts["before"], streamed.text) or 0
+        where = f"from character {place} on: {_around(streamed.text, place)}, not {_around(texts['before'], place)}"
+        if texts["before"] != texts["after"] and place >= EARLY:
+            return _unknown(f"the engine does not repeat itself, streamed or not: it differs {where}")
+        return _fail(f"the stream differs {where}")
+    same = whole if streamed.text == texts["before"] else whole_again
+    if streamed.finish_reason != same.finish_reason:
+        return _fail(f"finish_reason is {streamed.finish_reason!r} streamed, {same.finish_reason!r} whole")
+    if streamed.completion_tokens is None:
+        return _fail("the stream brought no usage, though it was asked for")
+    if (streamed.completion_tokens, streamed.prompt_tokens) != (same.completion_tokens, same.prompt_tokens):
+        return _fail(
+            f"usage is {streamed.prompt_tokens} and {streamed.completion_tokens} tokens streamed, "
+            f"{same.prompt_tokens} and {same.completion_tokens} whole"
+        )
+    if len(streamed.deltas) == 1 and same.completion_tokens >= 32:
+        return _unknown(f"{same.completion_tokens} tokens came in one piece: that is no stream")
+    pieces = count(len(streamed.deltas), "piece")
+    return _pass(f"{count(same.completion_tokens, 'token')} in {pieces}, equal to the whole answer")
+
+
+def stop_string(text: str, *, length: int = 4) -> str | None:
+    """A part of ``text`` to stop at: it begins about the middle, and stands nowhere before. None where there is none."""
+    middle = len(text) // 2
+    for begin in (*range(middle, len(text) - length + 1), *range(middle - 1, 0, -1)):
+        part = text[begin : begin + length]
+        if text.find(part) == begin and part.strip() == part and "\ufffd" not in text[: begin + length]:
+            return part
+    return None
+
+
+def judge_stop(free: str, word: str, stopped: Chat) -> Judgement:
+    """Was the answer cut before the stop string?
+
+    :param free: the answer without a stop string; ``word`` stands in it.
+    """
+    text, wanted = stopped.content or "", free[: free.find(word)]
+    if word in text:
+        return _fail(f"stop string {word!r} stands in the answer: {_around(text, text.find(word))}")
+    if stopped.finish_reason != "stop":
+        if free.startswith(text) or difference(free, text) == len(free):
+            return _fail(f"finish_reason is {stopped.finish_reason!r} where stop string {word!r} ended it")
+        return _unknown(
+            f"the answer never came to the stop string {word!r}: the engine does not repeat itself"
+        )
+    if text == wanted:
+        return _pass(f"cut before {word!r} after {len(text)} characters")
+    if free.startswith(text):
+        return _fail(f"cut too early: {len(text)} characters, stop string {word!r} comes after {len(wanted)}")
+    if (difference(free, text) or 0) < EARLY:
+        return _fail(f"with a stop string the answer is another one: {text[:24]!r}, not {wanted[:24]!r}")
+    return _unknown(f"stopped, but with another text before {word!r}: the engine does not repeat itself")
+
+
+def judge_end(chat: Chat, *, max_tokens: int) -> Judgement:
+    """Does an answer that must be short end by itself?"""
+    if chat.finish_reason == "stop" and 0 < chat.completion_tokens < max_tokens:
+        return _pass(f"ended by itself after {count(chat.completion_tokens, 'token')}")
+    if chat.finish_reason == "stop":
+        return _fail(f"finish_reason is stop after {chat.completion_tokens} of {max_tokens} tokens")
+    if chat.reasoning and not (chat.content or "").strip():
+        return _unknown(f"it was still reasoning after {max_tokens} tokens")
+    return _fail(
+        f"a one-sentence answer went on for {chat.completion_tokens} tokens ({chat.finish_reason}): "
+        "the end-of-text token is not made or not seen"
+    )
+
+
+def _cut_off(chat: Chat) -> Judgement | None:
+    if chat.finish_reason == "length" and chat.reasoning and not (chat.content or "").strip():
+        return _unknown(f"it was still reasoning after {chat.completion_tokens} tokens")
+    return None
+
+
+def judge_copy(wanted: str, chat: Chat) -> Judgement:
+    """Does the answer hold a given text, every character of it?"""
+    said = chat.content or ""
+    if wanted in said:
+        return _pass(f"{len(wanted)} characters, verbatim")
+    if (early := _cut_off(chat)) is not None:
+        return early
+    begin = said.find(wanted[:8])
+    shown = said[begin:] if begin >= 0 else said.strip()
+    place = difference(wanted, shown) or 0
+    return _fail(
+        f"not verbatim from character {place} on: {_around(shown, place)}, not {_around(wanted, place)}"
+    )
+
+
+def judge_arithmetic(tasks: Sequence[tuple[str, int, Chat]]) -> Judgement:
+    """Is the last number of every answer the right one?
+
+    :param tasks: what was asked, the right result, and the answer.
+    """
+    wrong = []
+    for asked, right, chat in tasks:
+        numbers = _NUMBER.findall(chat.content or "")
+        said = int(re.sub(r"[^\d-]", "", numbers[-1])) if numbers else None
+        if said != right:
+            if (early := _cut_off(chat)) is not None:
+                return early
+            wrong.append(
+                f"{asked} = {right}, and it said {said if said is not None else repr((chat.text or '')[:40])}"
+            )
+    if wrong:
+        return _fail(f"{len(wrong)} of {count(len(tasks), 'task')} wrong: {wrong[0]}")
+    return _pass(f"{count(len(tasks), 'task')}, all right") if tasks else _unknown("nothing was asked")
+
+
+def judge_needle(code: str, chat: Chat, *, depth: float, least: int) -> Judgement:
+    """Was a sentence found again in a long text?"""
+    where = f"at {depth:.0%} of {chat.prompt_tokens} tokens"
+    if code in (chat.text or ""):
+        if chat.prompt_tokens < least:
+            return _unknown(f"found {where}, and {least} tokens were wanted at least")
+        return _pass(f"found {where}")
+    return _cut_off(chat) or _fail(f"not found {where}: it said {(chat.content or '')[:60]!r}, not {code!r}")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that the engine may have to refuse, and what it answered.
+
+    :param what: ``logprobs`` or ``grammar``; ``body``: the answer's text, parsed where it is JSON.
+    """
+
+    what: str
+    status: int
+    message: str
+    body: Any = None
+
+
+_REFUSED = {
+    "logprobs": re.compile(r"(DFLASH|DDTREE) speculative decoding does not support return_logprob"),
+    "grammar": re.compile(r"(DFLASH|DDTREE) speculative decoding does not support grammar-constrained"),
+}
+
+
+def judge_refusal(refusal: Refusal, *, algorithm: str | None, grammar_backend: str | None) -> Judgement:
+    """Is a request that speculation cannot serve refused in words, and served without speculation?
+
+    :param algorithm: what the server runs with; None without speculation.
+    """
+    what, status = refusal.what, refusal.status
+    if algorithm in {"DFLASH", "DDTREE"}:
+        if status == 200:
+            return _fail(
+                f"{what}: answered with 200, though {algorithm} does not support it: is it served wrongly?"
+            )
+        if status != 400:
+            return _fail(f"{what}: answered with {status}, not refused with 400: {refusal.message[:120]}")
+        if not _REFUSED[what].search(refusal.message):
+            return _fail(f"{what}: refused with 400 in other words: {refusal.message[:120]}")
+        return _pass(f"{what} refused with 400")
+    if what == "grammar" and grammar_backend == "none":
+        if status == 400:
+            return Judgement(Verdict.SKIPPED, "grammar: the server runs with --grammar-backend none")
+        return _fail(f"grammar: answered with {status}, though the server has no grammar backend")
+    if status != 200:
+        return _fail(f"{what}: answered with {status} without speculation: {refusal.message[:120]}")
+    try:
+        choice = refusal.body["choices"][0]
+        if what == "logprobs":
+            held = bool(choice["logprobs"]["content"])
+        else:
+            held = isinstance(json.loads(choice["message"]["content"]), dict)
+    except (KeyError, IndexError, TypeError, ValueError):
+        held = False
+    if not held:
+        wanted = "log probabilities" if what == "logprobs" else "JSON as the schema wants it"
+        return _fail(f"{what}: answered with 200, but without {wanted}")
+    return _pass(f"{what} served")
+
+
+def judge_tool(chat: Chat, *, name: str, argument: str) -> Judgement:
+    """Was the tool called, with arguments that are JSON?"""
+    if not chat.tool_calls:
+        return _cut_off(chat) or _fail(f"no tool was called: it said {(chat.content or '')[:60]!r}")
+    function = chat.tool_calls[0].get("function") or {}
+    if function.get("name") != name:
+        return _fail(f"tool {function.get('name')!r} was called, not {name!r}")
+    try:
+        arguments = json.loads(function.get("arguments") or "")
+    except ValueError:
+        return _fail(f"the arguments are not JSON: {str(function.get('arguments'))[:60]!r}")
+    if not isinstance(arguments, Mapping) or argument not in arguments:
+        return _fail(f"argument {argument!r} is missing: {str(arguments)[:60]}")
+    if chat.finish_reason != "tool_calls":
+        return _fail(f"finish_reason is {chat.finish_reason!r}, not tool_calls")
+    return _pass(f"{name}({function['arguments']})")
+
+
+def judge_abort(loads: Sequence[Load | None], *, enough: bool, patience: float) -> Judgement:
+    """Did a request end when its client hung up?
+
+    :param loads: what was seen until nothing ran, or until ``patience`` seconds were over; ``running`` was 1 before.
+    :param enough: the request would have run for longer than that.
+    """
+    seen = [load for load in loads if load is not None]
+    if not seen:
+        return _unknown("the server does not say how many requests run (GET /get_load)")
+    if seen[-1].running or seen[-1].waiting:
+        return _fail(
+            f"{count(seen[-1].running, 'request')} still ran {patience:g} s after the client hung up"
+        )
+    if not enough:
+        return _unknown("nothing runs, but the request may have ended by itself: it was too short to tell")
+    return _pass("it ended when its client hung up, and the next request was answered")
+
+
+def judge_over_long(status: int, message: str, *, context: int) -> Judgement:
+    """Is an input longer than the context refused, in sglang's words?"""
+    if status == 400 and _OVER_LONG.search(message):
+        return _pass(f"refused with 400: {message[:120]}")
+    if status == 400:
+        return _fail(f"refused with 400 in other words: {message[:120]}")
+    return _fail(
+        f"an input longer than the context of {context} tokens was answered with {status}: {message[:120]}"
+    )
+
+
+def judge_unicode(wanted: str, whole: Chat, streamed: Streamed, *, quality: bool) -> Judgement:
+    """Do characters of several bytes arrive whole, streamed or not?"""
+    for name, text in (("the answer", whole.text or ""), ("the stream", streamed.text)):
+        if quality and "\ufffd" in text.rstrip("\ufffd"):
+            return _fail(f"{name} holds U+FFFD: {_around(text, text.index(chr(0xFFFD)))}")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            return _fail(f"{name} holds half a character (a surrogate)")
+    if not quality:
+        return _pass(
+            "an answer to a prompt of many scripts came, streamed and whole (its sense was not judged)"
+        )
+    for text in (whole.content or "", streamed.content):
+        if wanted not in text:
+            return _cut_off(whole) or judge_copy(
+                wanted, whole if text == whole.content else _as_chat(streamed)
+            )
+    return _pass(f"{len(wanted)} characters of several bytes, verbatim, streamed and whole")
+
+
+def _as_chat(streamed: Streamed) -> Chat:
+    return Chat("", streamed.content, streamed.reasoning or None, str(streamed.finish_reason), 0, 0, 0.0)
+
+
+@dataclass(frozen=True)
+class Paced:
+    """One request of a long run.
+
+    :param at: seconds since the run began; ``tokens`` came within ``seconds``.
+    """
+
+    at: float
+    seconds: float
+    tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def judge_pace(paced: Sequence[Paced], health: Sequence[int | None], *, least_share: float) -> Judgement:
+    """Is the engine as fast at the end of a run as it was at its beginning, and healthy all along?
+
+    :param health: what ``/health`` answered on the way; None: nothing listened.
+    :param least_share: median rate of the last third over that of the first third.
+    """
+    ill = [status for status in health if status != 200]
+    if ill:
+        kinds = ", ".join(sorted({str(status or "nothing") for status in ill}))
+        return _fail(f"/health was not 200 in {len(ill)} of {len(health)} looks ({kinds}): it flaps")
+    third = len(paced) // 3
+    if third < 2:
+        return _unknown(f"{count(len(paced), 'request')} are too few to compare a beginning with an end")
+    first = median(each.rate for each in paced[:third])
+    last = median(each.rate for each in paced[-third:])
+    share = last / first if first else 0.0
+    rates = f"{first:.0f} tokens/s at the beginning, {last:.0f} at the end"
+    if share < least_share:
+        return _fail(f"it slows down: {rates} of {count(len(paced), 'request')} ({share:.0%})")
+    return _pass(f"{count(len(paced), 'request')}: {rates}")
+
+
+def judge_silence(*, answers: bool, load: Load | None) -> str:
+    """What a request that got no answer means: the scheduler is hung, or busy.
+
+    :param answers: it answered ``/server_info`` or ``/get_load`` after that.
+    """
+    if not answers:
+        return "hung: the scheduler does not answer /server_info either"
+    if load is not None and (load.running or load.waiting):
+        return f"the scheduler answers, with {load.running} running and {load.waiting} waiting: busy, or this one is stuck"
+    return "the scheduler answers, and holds no request: the answer was lost on its way"
+
+
+def judge_idle(loads: Sequence[Load | None], *, patience: float) -> Judgement:
+    """Is every KV slot given back when nothing runs?
+
+    :param loads: what was seen until nothing was held, or until ``patience`` seconds were over.
+    """
+    seen = [load for load in loads if load is not None]
+    if not seen:
+        return _unknown("the server does not say what it holds (GET /get_load)")
+    last = seen[-1]
+    if last.running or last.waiting:
+        return _unknown(
+            f"{last.running} running and {last.waiting} waiting {patience:g} s after our last request",
+            "somebody else uses it, or a request of ours never ended: look again when it should be idle",
+        )
+    if last.used_tokens:
+        return _fail(
+            f"{count(last.used_tokens, 'KV token')} held by no request: they leak",
+            "how often must this run until the cache is full? a restart gives them back",
+        )
+    return _pass("no KV token is held by an idle engine")
+
+
+def judge_memory(samples: Sequence[int], *, allowed: int) -> Judgement:
+    """Did the memory of the unit's processes stay as it was?
+
+    Memory grows with the first requests and levels out: what counts is the growth from the first sample, which was taken
+    after the first check, to the last. Growth of which less than a quarter lies in the second half of the run is such a
+    levelling out (four samples at least).
+
+    :param samples: bytes, one after every check.
+    :param allowed: bytes.
+    """
+    if len(samples) < 2:
+        return _unknown("the memory of the unit was not seen twice")
+    grown = samples[-1] - samples[0]
+    shown = f"{samples[0] / 2**20:.0f} MiB to {samples[-1] / 2**20:.0f} MiB"
+    if grown <= allowed:
+        return _pass(f"host memory of the unit: {shown}")
+    late = samples[-1] - samples[len(samples) // 2]
+    if len(samples) >= 4 and late < grown / 4:
+        return _pass(f"host memory of the unit: {shown}, in one step at the beginning")
+    return _fail(f"host memory of the unit grew from {shown}, more than {allowed / 2**20:.0f} MiB")
+
+
+def judge_kernel(messages: Sequence[str], *, readable: bool, container: bool) -> Judgement:
+    """Did the kernel report a failure of a GPU?
+
+    :param messages: of the kernel, since the run began; ``readable``: there are messages of it at all.
+    """
+    found = [match for message in messages if (match := _XID.search(message))]
+    if found:
+        return _fail(
+            f"Xid {found[0][2]} on GPU {found[0][1]} during the run"
+            + (f", {len(found)} in all" if found[1:] else ""),
+            "look it up in NVIDIA's list of Xid errors; 48, 63, 64, 74, 79, 94 and 95 are the hardware's",
+        )
+    if readable:
+        return _pass(f"no Xid in {count(len(messages), 'message')} of the kernel since the run began")
+    if container:
+        return Judgement(Verdict.SKIPPED, "a container: the kernel's log is on its host")
+    return _unknown("no message of the kernel can be read", "may we read the system journal there?")

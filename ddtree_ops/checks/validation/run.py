@@ -1,0 +1,330 @@
+"""Run checks on one target, one after another; what they leave is judged at the end.
+
+The unit is looked at before the first check and after every one. A check under way when the engine dies fails with the
+state that the unit was left in; what asks the engine after that is skipped, and what stands (the unit, the kernel's log,
+the journal, memory) is judged all the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ddtree_ops.checks.engine import EngineClient, EngineError, Load, Model, ServerInfo
+from ddtree_ops.checks.validation.base import PHASE, Context
+from ddtree_ops.checks.validation.judging import judge_silence
+from ddtree_ops.checks.validation.standing import ASKED, DIAGNOSIS, MEMORY, changed_within, host_memory
+from ddtree_ops.checks.validation.suites import Planned
+from ddtree_ops.diagnose.api import DiagnosisReport
+from ddtree_ops.errors import Inconclusive, NotDeployed
+from ddtree_ops.inventory.models import Target
+from ddtree_ops.remote.session import Session
+from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Reporter, Verdict, worst
+from ddtree_ops.runreport import TargetReport
+from ddtree_ops.secret import Secret
+from ddtree_ops.service.control import UnitControl
+from ddtree_ops.service.state import UnitState
+
+__all__ = ["Validation", "open_context", "validate"]
+
+_DEATH_PATIENCE = 3.0
+"""Seconds that an engine which dies may take to be gone."""
+_SILENCE_S = 10.0
+"""Seconds for the question whether a scheduler that did not answer is hung."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the checks found on one target.
+
+    :param facts: of the engine and its unit: version, algorithm, model, context, invocation ...
+    """
+
+    checks: tuple[CheckResult, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+    diagnosis: DiagnosisReport | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the checks."""
+        return worst(check.verdict for check in self.checks)
+
+    def report(self, target: Target) -> TargetReport:
+        """The same as part of a run report."""
+        diagnoses: tuple[dict[str, Any], ...] = ()
+        if self.diagnosis is not None and self.diagnosis.diagnoses:
+            diagnoses = ({"source": target.name, **self.diagnosis.to_json()},)
+        return TargetReport(
+            target.name, target.host.name, target.service.name, self.facts, self.checks, (), diagnoses
+        )
+
+
+def validate(
+    session: Session,
+    target: Target,
+    plan: Sequence[Planned],
+    *,
+    report: Reporter,
+    api_key: Secret | None = None,
+    quality: bool | None = None,
+    timeout: float | None = None,
+    shared: Mapping[str, Any] | None = None,
+    on_result: Callable[[CheckResult], None] | None = None,
+) -> Validation:
+    """Run ``plan`` (see :func:`~ddtree_ops.checks.validation.suites.pick`) against one target.
+
+    :param report: gets START, PROGRESS and DONE or FAIL of the phase ``validate``.
+    :param quality: False: texts are checked for being there, not for sense; None: as the inventory says.
+    :param timeout: seconds for one request; None: as the inventory says.
+    :param shared: what the caller knows already, for :attr:`Context.shared` (a baseline, a golden file, history).
+    :param on_result: called with every result as it comes.
+    :raises UnreachableError: the session ended; what was found until then went to ``on_result``.
+    """
+    run = _Run(session, target, report, on_result, shared or {})
+    begun = time.monotonic()
+    report(Event(EventKind.START, target.name, PHASE, f"{len(plan)} checks"))
+    run.all(plan, api_key, quality, timeout)
+    verdict = worst(result.verdict for result in run.results)
+    failed = [result.name for result in run.results if result.verdict is Verdict.FAIL]
+    message = f"{len(run.results)} checks: {verdict.value}" + (f" ({', '.join(failed)})" if failed else "")
+    kind = EventKind.FAIL if verdict is Verdict.FAIL else EventKind.DONE
+    report(Event(kind, target.name, PHASE, message, elapsed_s=time.monotonic() - begun))
+    return Validation(tuple(run.results), run.facts, run.diagnosis)
+
+
+@contextmanager
+def open_context(
+    session: Session,
+    target: Target,
+    *,
+    report: Reporter,
+    api_key: Secret | None = None,
+    quality: bool | None = None,
+    timeout: float | None = None,
+    shared: Mapping[str, Any] | None = None,
+    unit: UnitState | None = None,
+) -> Iterator[Context]:
+    """What a check works with, for one target whose engine answers.
+
+    :param unit: the unit, where it was looked at already.
+    :raises EngineError: it does not say what it serves.
+    """
+    control = UnitControl(session, target.service.unit)
+    health = target.service.health
+    with EngineClient(session, target, api_key) as engine:
+        models = engine.models()
+        model = next((each for each in models if each.name == target.service.served_name), models[0])
+        yield Context(
+            session=session,
+            target=target,
+            engine=engine,
+            model=model,
+            info=engine.server_info(),
+            unit=control.state() if unit is None else unit,
+            control=control,
+            report=report,
+            timeout=health.request_timeout if timeout is None else timeout,
+            quality=health.judge_text if quality is None else quality,
+            api_key=api_key,
+            since=_host_time(session),
+            nonce=f"Note {secrets.token_hex(4)}",
+            shared=dict(shared or {}),
+        )
+
+
+def _host_time(session: Session) -> datetime:
+    """Now, by the host's clock."""
+    text = session.run(["date", "+%s.%N"], check=True).stdout.decode("ascii", "replace").strip()
+    return datetime.fromtimestamp(float(text), UTC)
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        session: Session,
+        target: Target,
+        report: Reporter,
+        on_result: Callable[[CheckResult], None] | None,
+        shared: Mapping[str, Any],
+    ) -> None:
+        self.session, self.target, self.report, self.on_result = session, target, report, on_result
+        self.shared = shared
+        self.results: list[CheckResult] = []
+        self.facts: dict[str, Any] = {}
+        self.diagnosis: DiagnosisReport | None = None
+        self.over = ""
+        """Why the engine is asked nothing more."""
+
+    def add(self, result: CheckResult, begun: float | None = None) -> None:
+        seconds = 0.0 if begun is None else time.monotonic() - begun
+        result = replace(result, host=self.target.name, seconds=seconds)
+        self.results.append(result)
+        if self.on_result is not None:
+            self.on_result(result)
+
+    def skip(self, plan: Sequence[Planned], why: str) -> None:
+        for planned in plan:
+            self.add(CheckResult(planned.name, Verdict.SKIPPED, why))
+
+    def all(
+        self, plan: Sequence[Planned], api_key: Secret | None, quality: bool | None, timeout: float | None
+    ) -> None:
+        control = UnitControl(self.session, self.target.service.unit)
+        unit = control.state()
+        if not unit.exists:
+            missing = NotDeployed(self.target.service.unit, self.target.host.name)
+            self.add(CheckResult("steady", Verdict.INCONCLUSIVE, missing.message, hint=missing.hint))
+            self.skip([planned for planned in plan if planned.name != "steady"], "there is no such unit")
+            return
+        asking = [planned for planned in plan if not planned.spec.standing]
+        standing = [planned for planned in plan if planned.spec.standing]
+        node = self.target.node
+        if not unit.running:
+            hint = f"ddtree-ops diagnose {self.target.host.name}"
+            evidence = (Evidence("systemctl show", unit.describe()),)
+            self.add(CheckResult("steady", Verdict.FAIL, unit.describe(), evidence=evidence, hint=hint))
+            rest = [planned for planned in plan if planned.name != "steady"]
+            self.skip(rest, "the service does not run")
+            return
+        with ExitStack() as stack:
+            ctx: Context | None = None
+            if node is not None and not node.is_head:
+                self.skip(asking, f"{node}: only the head {node.hosts[0]} answers requests")
+            else:
+                opening = open_context(
+                    self.session,
+                    self.target,
+                    report=self.report,
+                    api_key=api_key,
+                    quality=quality,
+                    timeout=timeout,
+                    shared=self.shared,
+                    unit=unit,
+                )
+                try:
+                    ctx = stack.enter_context(opening)
+                except EngineError as error:
+                    found = CheckResult("reachable", Verdict.FAIL, error.message, hint=error.hint)
+                    self.add(self._explained(found, error, unit, None))
+                    self.skip(asking, self.over or "the engine does not say what it serves")
+            if ctx is None:
+                ctx = stack.enter_context(self._mute(control, unit))
+            else:
+                self._facts(ctx)
+                self._ask(ctx, asking)
+            self._stand(ctx, standing)
+
+    @contextmanager
+    def _mute(self, control: UnitControl, unit: UnitState) -> Iterator[Context]:
+        """What standing checks work with where the engine is not asked."""
+        with EngineClient(self.session, self.target) as engine:
+            yield Context(
+                session=self.session,
+                target=self.target,
+                engine=engine,
+                model=Model(""),
+                info=ServerInfo("", None, None, None, None),
+                unit=unit,
+                control=control,
+                report=self.report,
+                timeout=self.target.service.health.request_timeout,
+                since=_host_time(self.session),
+            )
+
+    def _facts(self, ctx: Context) -> None:
+        self.facts.update(
+            version=ctx.info.version,
+            speculative_algorithm=ctx.info.speculative_algorithm,
+            model=ctx.model.name,
+            context_tokens=ctx.model.max_model_len,
+            runtime=self.target.service.runtime,
+            invocation=ctx.unit.invocation_id,
+            main_pid=ctx.unit.main_pid,
+            quality=ctx.quality,
+        )
+
+    def _ask(self, ctx: Context, plan: Sequence[Planned]) -> None:
+        """The checks that ask the engine; none is asked of one that died or hangs."""
+        for index, planned in enumerate(plan):
+            if self.over:
+                self.skip(plan[index:], self.over)
+                return
+            ctx.name = planned.name
+            ctx.shared[ASKED] = True
+            ctx.say(planned.spec.title, index / len(plan))
+            begun = time.monotonic()
+            error: EngineError | None = None
+            try:
+                result = planned.spec.run(ctx, planned.settings)
+            except EngineError as raised:
+                error = raised
+                result = ctx.result(Verdict.FAIL, raised.message, hint=raised.hint)
+            self.add(self._explained(result, error, ctx.unit, ctx), begun)
+            if not self.over and (size := host_memory(self.session, ctx.unit)) is not None:
+                ctx.shared.setdefault(MEMORY, []).append(size)
+
+    def _explained(
+        self, result: CheckResult, error: EngineError | None, before: UnitState, ctx: Context | None
+    ) -> CheckResult:
+        """The result of a check, after a look at the unit: what a request failed of, and what is left."""
+        patience = _DEATH_PATIENCE if error is not None and error.kind != "status" else 0.0
+        problem, unit = changed_within(self.session, self.target.service.unit, before, patience)
+        host = self.target.host.name
+        evidence = (*result.evidence, Evidence("systemctl show", unit.describe()))
+        if problem is not None:
+            self.over = "the engine died"
+            was = result.summary if error is not None else f"{result.verdict.value}: {result.summary}"
+            return replace(
+                result,
+                verdict=Verdict.FAIL,
+                summary=f"{was}; the engine died: {problem}",
+                evidence=evidence,
+                hint=f"ddtree-ops diagnose {host} --invocation {before.invocation_id or 'current'}",
+            )
+        if error is None:
+            return result
+        if error.kind == "timeout" and ctx is not None:
+            answers, load = self._silent(ctx)
+            self.over = "" if answers else "the engine hangs"
+            return replace(
+                result,
+                summary=f"{result.summary}; {judge_silence(answers=answers, load=load)}",
+                evidence=evidence,
+                hint=f"ddtree-ops logs {host} --stats, then ddtree-ops restart {host}",
+            )
+        if error.status in (401, 403):
+            self.over = "the engine answers none of our requests"
+        left = "the unit still runs"
+        return replace(
+            result,
+            summary=f"{result.summary}; {left}",
+            evidence=evidence,
+            hint=result.hint or f"ddtree-ops logs {host} --invocation current",
+        )
+
+    def _silent(self, ctx: Context) -> tuple[bool, Load | None]:
+        """Whether the scheduler answers after a request that it did not answer, and what it holds."""
+        try:
+            ctx.engine.server_info(timeout=_SILENCE_S)
+            return True, ctx.engine.load(timeout=_SILENCE_S)
+        except EngineError:
+            return False, None
+
+    def _stand(self, ctx: Context, plan: Sequence[Planned]) -> None:
+        """The checks that stand: each is judged, whatever became of the others."""
+        for planned in plan:
+            ctx.name = planned.name
+            begun = time.monotonic()
+            try:
+                result = planned.spec.run(ctx, planned.settings)
+            except Inconclusive as error:
+                result = ctx.result(Verdict.INCONCLUSIVE, error.message, hint=error.hint)
+            self.add(result, begun)
+        self.diagnosis = ctx.shared.get(DIAGNOSIS)

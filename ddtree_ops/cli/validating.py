@@ -1,0 +1,238 @@
+"""The command ``validate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddtree_ops.cli.common import (
+    Duration,
+    Hosts,
+    InventoryOption,
+    JsonOption,
+    ServiceOption,
+    check_signatures,
+    err,
+    leave,
+    masked_session,
+    on_all,
+    out,
+    parted,
+    print_json,
+    targets_of,
+)
+
+if TYPE_CHECKING:
+    from ddtree_ops.checks.validation.run import Validation
+    from ddtree_ops.inventory.models import Target
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("validate")(validate)
+
+
+def validate(
+    hosts: Hosts = None,
+    inventory: InventoryOption = None,
+    service: ServiceOption = None,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", metavar="NAME|PATH", help="quick (the default), standard, full, or a file."),
+    ] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option("--check", "-c", metavar="NAME", help="Only this check; may be given several times."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Name checks and suites, and leave.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE", help="Record the engine's answers for the check lossless, and leave."
+        ),
+    ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            "--golden",
+            metavar="FILE",
+            help="What --record wrote: lossless compares with it.",
+        ),
+    ] = None,
+    no_quality: Annotated[
+        bool,
+        typer.Option(
+            "--no-quality", help="The model talks nonsense: judge that there is text, not its sense."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        Duration("--timeout", help="Longest wait for one answer. Default: health.request_timeout."),
+    ] = None,
+    report_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--report-dir", metavar="DIR", help="Write the report there: JSON, HTML, JUnit, Markdown ..."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that it works: named checks with a verdict each, alone or in suites; nothing is deployed or restarted."""
+    from ddtree_ops.checks.validation.suites import load_suite, pick
+
+    if show:
+        _list(suite, as_json)
+        return
+    plan = pick(check or (), load_suite(suite or "quick") if suite or not check else None)
+    loaded, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
+    check_signatures()
+    if record is not None:
+        _record(targets, record, quality=False if no_quality else None, timeout=timeout)
+        return
+
+    from ddtree_ops.checks.validation.gathering import Gathered
+    from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, open_baseline
+    from ddtree_ops.checks.validation.run import validate as run_checks
+    from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
+    from ddtree_ops.report.progress import progress_for
+    from ddtree_ops.report.run_terminal import print_run
+    from ddtree_ops.report.write import write_report
+    from ddtree_ops.results import exit_code_of, worst
+
+    keys = {
+        target.name: secrets.api_key
+        for target, secrets in zip(targets, resolve_secrets(targets, only=API_KEY), strict=True)
+    }
+    options = {
+        "suite": suite or ("" if check else "quick"),
+        "checks": [planned.name for planned in plan],
+        **({"quality": False} if no_quality else {}),
+    }
+    gathered = Gathered(targets, options=options, inventory=loaded.path)
+    try:
+        with progress_for(err, len(targets)) as report:
+
+            def one(target: Target) -> Validation:
+                shared: dict[str, Any] = {} if golden is None else {GOLDEN: str(golden)}
+                baseline = open_baseline(
+                    loaded,
+                    target,
+                    masked_session,
+                    lambda other: resolve_secrets([other], only=API_KEY)[0].api_key,
+                )
+                if baseline is not None:
+                    shared[BASELINE] = baseline
+                with masked_session(target) as session:
+                    return run_checks(
+                        session,
+                        target,
+                        plan,
+                        report=report,
+                        api_key=keys[target.name],
+                        quality=False if no_quality else None,
+                        timeout=timeout,
+                        shared=shared,
+                        on_result=partial(gathered.add, target),
+                    )
+
+            outcomes = on_all(targets, one)
+    except KeyboardInterrupt:
+        if report_dir is not None:
+            write_report(gathered.report(complete=False), report_dir)
+        raise
+    for target, outcome in zip(targets, outcomes, strict=True):
+        gathered.done(target, outcome)
+    found = gathered.report(complete=True)
+    if report_dir is not None:
+        write_report(found, report_dir)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_run(out, found)
+        if report_dir is not None:
+            err.print(f"report: {report_dir}", markup=False)
+    failed, done = parted(targets, outcomes)
+    leave(failed, exit_code_of(worst(outcome.verdict for _, outcome in done)) if done else None)
+
+
+def _list(suite: str | None, as_json: bool) -> None:
+    """Every check with what a pass proves, its settings, and the suites that hold it."""
+    from ddtree_ops.checks.validation.registry import checks
+    from ddtree_ops.checks.validation.suites import load_suite, suite_names
+
+    suites = [load_suite(name) for name in ([suite] if suite else suite_names())]
+    listed = []
+    for name, spec in checks().items():
+        holding = [each.name for each in suites if any(one.name == name for one in each.checks)]
+        if suite and not holding and not spec.standing:
+            continue
+        settings = {key: each.default for key, each in spec.settings.model_fields.items()}
+        listed.append((spec, holding, settings))
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "suites": [{"name": each.name, "description": each.description} for each in suites],
+                "checks": [
+                    {
+                        "name": spec.name,
+                        "title": spec.title,
+                        "suites": holding,
+                        "settings": settings,
+                        "disturbs": spec.disturbs,
+                        "standing": spec.standing,
+                    }
+                    for spec, holding, settings in listed
+                ],
+            }
+        )
+        return
+    width = max(len(spec.name) for spec, _, _ in listed)
+    for spec, holding, settings in listed:
+        where = "in every run, last" if spec.standing else ", ".join(holding) or "in no suite"
+        note = "; disturbs other users" if spec.disturbs else ""
+        out.write_line(f"{spec.name:<{width}}  {spec.title} ({where}{note})")
+        if settings:
+            shown = ", ".join(f"{key}: {_shown(value)}" for key, value in settings.items())
+            out.write_line(f"{'':<{width}}  settings: {shown}")
+    for each in suites:
+        out.write_line(f"suite {each.name}: {each.description}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_shown(each) for each in value)}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _record(targets: Sequence[Target], path: Path, *, quality: bool | None, timeout: float | None) -> None:
+    """Record the answers of one engine."""
+    from ddtree_ops.checks.validation.golden import record
+    from ddtree_ops.checks.validation.run import open_context
+    from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
+    from ddtree_ops.errors import UsageError
+    from ddtree_ops.report.progress import progress_for
+
+    if len(targets) != 1:
+        raise UsageError(
+            f"--record is for one target, and {len(targets)} are selected",
+            hint="name the host of the baseline; which there are: ddtree-ops inventory show",
+        )
+    (target,) = targets
+    (resolved,) = resolve_secrets(targets, only=API_KEY)
+    with (
+        progress_for(err, 1) as report,
+        masked_session(target) as session,
+        open_context(
+            session, target, report=report, api_key=resolved.api_key, quality=quality, timeout=timeout
+        ) as ctx,
+    ):
+        ctx.name = "record"
+        record(ctx, path)
+    err.print(f"recorded: {path}", markup=False)
