@@ -10,6 +10,7 @@ __all__ = ["remember_inventory", "typed"]
 _COMMANDS = [
     "apply",
     "audit",
+    "bench",
     "confirm",
     "deploy",
     "diagnose",
@@ -20,6 +21,7 @@ _COMMANDS = [
     "lint",
     "lock",
     "logs",
+    "nightly",
     "plan",
     "prune",
     "releases",
@@ -32,6 +34,7 @@ _COMMANDS = [
     "start",
     "status",
     "stop",
+    "validate",
     "wait",
 ]
 _COMMAND = re.compile(rf"\bddtree-ops (?=(?:{'|'.join(_COMMANDS)}|patch check)\b)(?![^;\n]* -i )")

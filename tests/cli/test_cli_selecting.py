@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from ddtree_ops.cli.app import app
+from ddtree_ops.report.typed import remember_inventory, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +30,18 @@ COMMANDS = dict(_commands(typer.main.get_command(app)))
 TAKES_HOSTS = sorted(
     name for name, command in COMMANDS.items() if any(param.name == "hosts" for param in command.params)
 )
+
+
+def test_hints_name_the_inventory_in_every_command_that_takes_one() -> None:
+    remember_inventory("mine")
+    takes = {
+        name
+        for name, command in COMMANDS.items()
+        if any(param.name == "inventory" for param in command.params)
+    }
+    assert {
+        name for name in takes if typed(f"ddtree-ops {name} x") != f"ddtree-ops -i mine {name} x"
+    } == set()
 
 
 def test_most_commands_take_hosts() -> None:
