@@ -22,7 +22,7 @@ if [ "${DDTREE_OPS_SKIP_LAB:-}" != 1 ]; then
     fi
     if [ "$(id -u)" -ne 0 ]; then
         echo "lab hosts are real systemd containers and need root: run this again with sudo" >&2
-        [ "${1:-}" != test ] || echo "or leave their tests out: DDTREE_OPS_SKIP_LAB=1 make test" >&2
+        [ -z "${1:-}" ] || echo "or leave their tests out: DDTREE_OPS_SKIP_LAB=1 make $1" >&2
         [ -z "$packages" ] || echo "also missing: sudo apt-get install -y$packages" >&2
         exit 1
     fi

@@ -35,6 +35,15 @@ def up(
         int | None,
         typer.Option("--hosts", min=1, metavar="N", help="A fleet of N hosts alike, and its inventory."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="lab|sglang",
+            help="sglang: the real one on the CPU too, with tiny models; default: the stand-in.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Build the image if needed and boot the hosts; those that run are left alone."""
     from ddtree_ops.lab import hosts
@@ -42,6 +51,13 @@ def up(
 
     if number is not None and names:
         raise UsageError("name the hosts, or say how many: not both")
+    chosen = next((name for name in hosts.ENGINES if name == engine), None)
+    if engine is not None and chosen is None:
+        raise UsageError(
+            f"--engine {engine}: there is none of this name", hint="--engine lab or --engine sglang"
+        )
+    if number is not None and chosen == "sglang":
+        raise UsageError("a fleet has the stand-in engine: --hosts and --engine sglang exclude each other")
     with progress_for(err) as report:
         if fresh:
             hosts.down(names or (hosts.fleet_names(number) if number else None), progress=report)
@@ -50,10 +66,12 @@ def up(
             out.print(f"{len(running)} hosts are up: {running[0].name} to {running[-1].name}", markup=False)
             out.print(f"next: ddtree-ops -i {path} deploy all", markup=False, soft_wrap=True)
             return
-        running = hosts.up(names, progress=report)
+        running = hosts.up(names, engine=chosen, progress=report)
     for host in running:
-        out.print(f"{host.name} is up at {host.address}:{host.port}", markup=False)
-    out.print(f"next: ddtree-ops -i lab deploy {running[0].name}", markup=False)
+        real = ", with the real sglang" if host.engine == "sglang" else ""
+        out.print(f"{host.name} is up at {host.address}:{host.port}{real}", markup=False)
+    inventory = "lab-real" if running[0].engine == "sglang" else "lab"
+    out.print(f"next: ddtree-ops -i {inventory} deploy {running[0].name}", markup=False)
 
 
 @lab_app.command("down")
@@ -82,8 +100,10 @@ def status(as_json: JsonOption = False) -> None:
     for host in found:
         since = f" since {datetime.fromtimestamp(host.since, UTC):%Y-%m-%d %H:%M:%SZ}" if host.since else ""
         detail = f" ({host.detail})" if host.detail else ""
+        real = ", with the real sglang" if host.engine == "sglang" else ""
         out.print(
-            f"{host.name}  {host.user}@{host.address}:{host.port}  {host.state}{since}{detail}", markup=False
+            f"{host.name}  {host.user}@{host.address}:{host.port}  {host.state}{since}{real}{detail}",
+            markup=False,
         )
 
 

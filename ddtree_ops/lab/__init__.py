@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddtree_ops.lab.hosts import (
+    ENGINES,
     FLEET_MOST,
     HOSTS,
     SSH_PORT,
@@ -22,6 +23,7 @@ from ddtree_ops.lab.hosts import (
 )
 
 __all__ = [
+    "ENGINES",
     "FLEET_MOST",
     "HOSTS",
     "SSH_PORT",

@@ -62,6 +62,7 @@ class Record:
     storage: str
     image: str
     address: str
+    engine: str = "lab"
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,19 @@ class Container:
         if self.root.is_dir() and os.path.ismount(self.root):
             call(["umount", "--", str(self.root)], f"{self.root} could not be unmounted", host=self.name)
 
-    def boot(self, storage: str, image: Path, address: str) -> Record:
+    def boot(
+        self,
+        storage: str,
+        image: Path,
+        address: str,
+        *,
+        engine: str = "lab",
+        binds: Sequence[tuple[Path, str]] = (),
+    ) -> Record:
         """Start systemd-nspawn, detached from this process and its terminal. The root must be mounted and furnished.
 
+        :param engine: what it is furnished with, for the record.
+        :param binds: folders of this machine, and where the host is to see them, read-only.
         :raises LabError: it ended at once; the end of its console is in ``details``.
         """
         self.console.write_bytes(b"")
@@ -151,6 +162,7 @@ class Container:
             "--resolv-conf=off",
             "--timezone=off",
             "--link-journal=no",
+            *(f"--bind-ro={_escape(here)}:{_escape(Path(there))}" for here, there in binds),
         ]
         pid = self._spawn_in_unit(argv) if _SYSTEMD.is_dir() else self._spawn_in_cgroup(argv)
         ticks = start_ticks(pid)
@@ -170,6 +182,7 @@ class Container:
             storage=storage,
             image=image.name,
             address=address,
+            engine=engine,
         )
         write(self.folder, "state.json", json.dumps(asdict(record)).encode(), 0o600)
         return record

@@ -31,10 +31,12 @@ from ddtree_ops.errors import LabError, OpsError, UsageError
 from ddtree_ops.lab import image as images
 from ddtree_ops.lab.container import STOP_TIMEOUT_S, Container, Record, call, hierarchies, start_ticks, tail
 from ddtree_ops.lab.furnish import furnish, write
+from ddtree_ops.lab.real import Real, furnish_real, prepare
 from ddtree_ops.paths import lab_dir, shipped
 from ddtree_ops.results import Event, EventKind, Reporter
 
 __all__ = [
+    "ENGINES",
     "FLEET_MOST",
     "HOSTS",
     "SSH_PORT",
@@ -81,6 +83,10 @@ _SPECS = {
 HOSTS = tuple(_SPECS)
 """Names of the lab hosts that stand in for machines of their own."""
 
+Engine = Literal["lab", "sglang"]
+ENGINES: tuple[Engine, ...] = ("lab", "sglang")
+"""What can run on a host: the stand-in alone, or the real sglang on the CPU beside it."""
+
 FLEET_MOST = 99
 """Most hosts of a fleet: ``gpu01`` at .101 to ``gpu99`` at .199."""
 _PATIENCE = "{load_timeout: 300s, stall_timeout: 120s}"
@@ -106,6 +112,7 @@ class LabHost:
     :param root: the host's root folder as seen from this machine.
     :param pid: process id of its systemd-nspawn on this machine.
     :param storage: ``overlay``, or ``copy`` where overlays cannot be mounted.
+    :param engine: ``sglang`` where it has the real one beside the stand-in, else ``lab``.
     """
 
     name: str
@@ -117,6 +124,7 @@ class LabHost:
     root: Path
     pid: int
     storage: str
+    engine: str = "lab"
 
 
 HostState = Literal["running", "degraded", "starting", "unreachable", "down"]
@@ -141,6 +149,7 @@ class LabHostStatus:
     since: float | None = None
     storage: str = ""
     detail: str = ""
+    engine: str = ""
 
 
 def environment() -> dict[str, str]:
@@ -179,12 +188,15 @@ def _may_mount() -> bool:
     return bool(match and int(match.group(1), 16) >> _CAP_SYS_ADMIN & 1)
 
 
-def up(names: Sequence[str] | None = None, *, progress: Reporter | None = None) -> list[LabHost]:
+def up(
+    names: Sequence[str] | None = None, *, engine: Engine | None = None, progress: Reporter | None = None
+) -> list[LabHost]:
     """Start the hosts that do not run, bring their stand-in files up to date, wait until each answers.
 
     Running hosts keep running. The hosts outlive this process and its terminal.
 
-    :raises LabError: something is missing, the image could not be built, a host did not come up (with the end of
+    :param engine: ``sglang``: the real one on the CPU too (:mod:`ddtree_ops.lab.real`); None: as a host runs, else ``lab``.
+    :raises LabError: a host runs with another engine; something is missing, the image could not be built, a host did not come up (with the end of
         its console); the other hosts stay up.
     """
     chosen = _chosen(names)
@@ -195,9 +207,10 @@ def up(names: Sequence[str] | None = None, *, progress: Reporter | None = None) 
         )
     tell = _teller(progress)
     with _exclusive(tell):
+        real = prepare(lambda line: tell("lab", line)) if engine == "sglang" else None
         _make_keys(_known(chosen))
         image = images.ensure_image(lambda line: tell("lab", line))
-        return _each(chosen, lambda name: _up(name, image, tell))
+        return _each(chosen, lambda name: _up(name, image, tell, engine, real))
 
 
 def up_fleet(number: int, *, progress: Reporter | None = None) -> tuple[list[LabHost], Path]:
@@ -255,8 +268,11 @@ def reset(name: str, *, progress: Reporter | None = None) -> LabHost:
     """A clean copy of a host at once: everything it wrote is gone, its ssh host keys stay."""
     (chosen,) = _chosen([name])
     with _exclusive(_teller(progress)):
+        record = _container(chosen).live()
         _down(chosen, keep=False, tell=_teller(None), patience=0.0)
-    (host,) = up([chosen], progress=progress)
+    (host,) = up(
+        [chosen], engine="sglang" if record and record.engine == "sglang" else None, progress=progress
+    )
     return host
 
 
@@ -453,7 +469,7 @@ def _make_key(path: Path, kind: str, comment: str) -> None:
 # --- one host ----------------------------------------------------------------------------------------------------
 
 
-def _up(name: str, image: Path, tell: Teller) -> LabHost:
+def _up(name: str, image: Path, tell: Teller, engine: Engine | None, real: Real | None) -> LabHost:
     began = time.monotonic()
     container = _container(name)
     record = container.live()
@@ -464,13 +480,23 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
             phase="lab",
             hint="ddtree-ops lab down, then up again, or set DDTREE_OPS_LAB_NET back",
         )
+    if record is not None and engine not in (None, record.engine):
+        raise LabError(
+            f"it runs with the engine {record.engine}, not {engine}",
+            host=name,
+            phase="lab",
+            state="the host runs as it did",
+            hint=f"ddtree-ops lab down {name}, then ddtree-ops lab up {name} --engine {engine}",
+        )
     if record is None:
         container.sweep(lambda line: tell(name, line))
         container.unmount()
         _refuse_taken_address(name)
         storage = container.mount(image)
-        _furnish(name)
-        record = container.boot(storage, image, _address(name))
+        _furnish(name, real)
+        record = container.boot(
+            storage, image, _address(name), engine=engine or "lab", binds=real.binds if real else ()
+        )
         try:
             system = _wait_ready(name, record)
         except LabError:
@@ -480,7 +506,7 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
             raise
         tell(name, f"{system} on {record.address} after {time.monotonic() - began:.1f} s")
     else:
-        _furnish(name)
+        _furnish(name, real)
         tell(name, f"{_wait_ready(name, record)} on {record.address} since before")
     return LabHost(
         name=name,
@@ -492,6 +518,7 @@ def _up(name: str, image: Path, tell: Teller) -> LabHost:
         root=container.root,
         pid=record.pid,
         storage=record.storage,
+        engine=record.engine,
     )
 
 
@@ -530,6 +557,7 @@ def _status(name: str) -> LabHostStatus:
         since=record.since if record else None,
         storage=record.storage if record else "",
         detail=detail,
+        engine=record.engine if record else "",
     )
 
 
@@ -548,7 +576,7 @@ def _refuse_taken_address(name: str) -> None:
             ) from error
 
 
-def _furnish(name: str) -> None:
+def _furnish(name: str, real: Real | None) -> None:
     """Everything that makes the image this host. Safe while it runs."""
     spec = _spec(name)
     root = _container(name).root
@@ -577,6 +605,8 @@ def _furnish(name: str) -> None:
     if spec.shell_noise:
         write(root, "root/.bashrc", spec.shell_noise.encode())
     furnish(root)
+    if real is not None:
+        furnish_real(root, real)
 
 
 # --- the process -------------------------------------------------------------------------------------------------

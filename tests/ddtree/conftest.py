@@ -16,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from cpu_servers import Fleet
+    from lab_run import LabRun
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -52,15 +53,19 @@ def real_plugin() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait for a server come last: until then servers start beside the others."""
-    items.sort(key=lambda item: "real_servers" in getattr(item, "fixturenames", ()))
+    """Tests that wait for a server come last, those of the lab at the very end: until then servers start beside the others."""
+    items.sort(
+        key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("lab_run", "real_servers")]
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_ahead(request: pytest.FixtureRequest) -> None:
     """Start the servers before the first test, where a test of this run wants one."""
-    if any("real_servers" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("real_servers")
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    for name in ("lab_run", "real_servers"):
+        if name in wanted:
+            request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")
@@ -69,4 +74,13 @@ def real_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     from cpu_servers import Fleet
 
     with Fleet(tmp_path_factory.mktemp("real_servers")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def lab_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabRun]:
+    """The real server on a lab host, from deploy to rollback (``cpu/lab_run.py``)."""
+    from lab_run import LabRun
+
+    with LabRun(tmp_path_factory.mktemp("lab_run")) as running:
         yield running
