@@ -1,4 +1,4 @@
-"""A run report as it may be shown and kept: no secret, no letter that a terminal or an XML parser takes for a command. Pure."""
+"""A run report as it may be shown and kept: no secret, no letter that a terminal or an XML parser takes for a command."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ddtree_ops.report.typed import typed
 from ddtree_ops.runreport import RunReport
 from ddtree_ops.secret import MASK, is_secret_name, masked, redact
 
@@ -37,5 +38,17 @@ def _cleaned(value: Any, key: str = "") -> Any:
 
 
 def clean(report: RunReport) -> RunReport:
-    """The report with secrets masked, control characters left out, and no number that JSON has no word for."""
-    return RunReport.from_json(_cleaned(report.to_json()))
+    """The report with secrets masked, control characters left out, and no number that JSON has no word for.
+
+    Commands in hints, remedies and errors name the inventory: who pastes one from a report has not given it before, and the
+    hosts of another inventory may have the same names.
+    """
+    document = _cleaned(report.to_json())
+    for target in document["targets"]:
+        target["errors"] = [typed(each, elsewhere=True) for each in target["errors"]]
+        for check in target["checks"]:
+            check["hint"] = typed(check["hint"], elsewhere=True)
+        for found in target["diagnoses"]:
+            for one in (*found.get("diagnoses", ()), *found.get("consequences", ())):
+                one["remedy"] = typed(one.get("remedy", ""), elsewhere=True)
+    return RunReport.from_json(document)

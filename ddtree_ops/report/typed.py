@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 
@@ -39,6 +40,7 @@ _COMMANDS = [
 ]
 _COMMAND = re.compile(rf"\bddtree-ops (?=(?:{'|'.join(_COMMANDS)}|patch check)\b)(?![^;\n]* -i )")
 _given: list[str] = []
+_VARIABLE = "DDTREE_OPS_INVENTORY"
 
 
 def remember_inventory(name: str | None) -> None:
@@ -46,9 +48,13 @@ def remember_inventory(name: str | None) -> None:
     _given[:] = [] if name is None else [name]
 
 
-def typed(text: str) -> str:
-    """``text`` with ``-i NAME`` added to the commands in it, where the user gave one."""
-    if not _given:
+def typed(text: str, *, elsewhere: bool = False) -> str:
+    """``text`` with ``-i NAME`` added to the commands in it, where the user gave one.
+
+    :param elsewhere: it is read in another shell, as a report is: the inventory is named where a variable gave it too.
+    """
+    given = [*_given, *([os.environ[_VARIABLE]] if elsewhere and os.environ.get(_VARIABLE) else [])]
+    if not given:
         return text
-    words = f"ddtree-ops -i {shlex.quote(_given[0])} "
+    words = f"ddtree-ops -i {shlex.quote(given[0])} "
     return _COMMAND.sub(lambda match: words, text)
