@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["FIGURES", "FigureName", "higher_is_better", "meaning_of"]
+__all__ = ["FIGURES", "FigureName", "higher_is_better", "meaning_of", "trend_direction"]
 
 
 class FigureName(NamedTuple):
@@ -16,11 +16,13 @@ class FigureName(NamedTuple):
     :param unit: of every figure of that name.
     :param meaning: one sentence without a full stop.
     :param higher_is_better: None where neither way is: a size, a bar of a histogram.
+    :param over_runs: it is judged against earlier runs; False: the check that counts it judges it, by a rule of its own.
     """
 
     unit: str
     meaning: str
     higher_is_better: bool | None
+    over_runs: bool = True
 
 
 FIGURES: dict[str, FigureName] = {
@@ -32,7 +34,7 @@ FIGURES: dict[str, FigureName] = {
     "latency": FigureName("s", "time from a request to its last token; label stat", False),
     "output_rate": FigureName("tokens/s", "output tokens of all requests together", True),
     "request_rate": FigureName("requests/s", "requests answered", True),
-    "failed_requests": FigureName("count", "requests that were not answered, or not whole", False),
+    "failed_requests": FigureName("count", "requests that were not answered, or not whole", False, False),
     "accept_length": FigureName(
         "tokens/step", "tokens that a verify step yields, its bonus token included", True
     ),
@@ -47,13 +49,13 @@ FIGURES: dict[str, FigureName] = {
     ),
     "host_memory": FigureName("GB", "memory of the unit's processes after the run", False),
     "burst_mismatch": FigureName(
-        "ratio", "answers of a burst that differ from those of lone requests; label concurrency", False
+        "ratio", "answers of a burst that differ from those of lone requests; label concurrency", None
     ),
     "lossless_prompts": FigureName(
         "count", "answers compared with those of the target alone; label concurrency", None
     ),
     "lossless_mismatches": FigureName(
-        "count", "of these, answers that differ beyond a near tie; label concurrency", False
+        "count", "of these, answers that differ beyond a near tie; label concurrency", False, False
     ),
     "lossless_near_ties": FigureName(
         "count", "of these, answers that parted at a near tie; label concurrency", None
@@ -70,6 +72,12 @@ def higher_is_better(name: str) -> bool | None:
     """Which way a figure improves; None where neither is better, or the name is not known."""
     known = FIGURES.get(name)
     return None if known is None else known.higher_is_better
+
+
+def trend_direction(name: str) -> bool | None:
+    """As :func:`higher_is_better`, for the comparison with earlier runs; None for what that does not judge too."""
+    known = FIGURES.get(name)
+    return known.higher_is_better if known is not None and known.over_runs else None
 
 
 def meaning_of(name: str) -> str:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from ddtree_ops import lab as lab_hosts
 from ddtree_ops.lab.image import images_dir
-from ddtree_ops.paths import cache_dir
+from ddtree_ops.paths import INVENTORY_BY_OPTION, cache_dir
 from ddtree_ops.report.typed import remember_inventory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -259,9 +259,14 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def no_inventory_given() -> Iterator[None]:
-    """What a test named with -i is not repeated in the hints of the next one."""
+    """What a test named with -i is not repeated in the hints of the next one, nor found in its environment."""
+    names = ("DDTREE_OPS_INVENTORY", INVENTORY_BY_OPTION)
+    before = {name: os.environ[name] for name in names if name in os.environ}
     yield
     remember_inventory(None)
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
 
 
 @contextmanager

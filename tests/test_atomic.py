@@ -25,6 +25,18 @@ def test_a_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
     assert names(path.parent) == ["report.json"]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_mode_is_the_one_asked_for_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "report.json", "text")
+        write_text(tmp_path / "metrics.prom", "text", mode=0o640)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"report.json": 0o644, "metrics.prom": 0o640}
+
+
 def test_what_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_text(tmp_path / "link", "text")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ _SECRET_KEY = re.compile(
 _CHAT = "/v1/chat/completions"
 _DONE = "[DONE]"
 _METRIC = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? (\S+)$", re.M)
+_MISSHAPEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading an answer of another shape raises."""
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1", "localhost": "127.0.0.1"}
 
 
@@ -207,6 +210,40 @@ def redact_values(value: Any, *secrets: str) -> Any:
     return value
 
 
+def _whole(value: Any) -> int:
+    """A count. :raises ValueError: no integer, or a negative one: JSON as Python reads it knows NaN and Infinity too."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return None if value is None else _whole(value)
+
+
+def _finite_or_none(value: Any) -> float | None:
+    """A number. :raises ValueError: something else, or NaN or an infinity."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} is no number")
+    return float(value)
+
+
+def _text_or_none(value: Any) -> str | None:
+    """A text. :raises ValueError: something else."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{str(value)[:40]!r} is no text")
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """An object. :raises ValueError: something else."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{str(value)[:40]!r} is no object")
+    return value
+
+
 def sse_events(pieces: Iterable[bytes]) -> Iterator[str]:
     """The data of server-sent events, from the pieces of a body, cut anywhere. Pure.
 
@@ -228,7 +265,7 @@ def sse_events(pieces: Iterable[bytes]) -> Iterator[str]:
 def join_stream(events: Iterable[tuple[float, Any]]) -> Streamed:
     """Put the events of a streamed chat together, each with the seconds after which it came. Pure.
 
-    :raises KeyError, TypeError, AttributeError: an event of another shape.
+    :raises KeyError, TypeError, ValueError, AttributeError: an event of another shape.
     """
     content, reasoning, deltas = "", "", []
     finish: str | None = None
@@ -241,7 +278,8 @@ def join_stream(events: Iterable[tuple[float, Any]]) -> Streamed:
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             delta = choice["delta"]
-            said, thought = delta.get("content") or "", delta.get("reasoning_content") or ""
+            said = _text_or_none(delta.get("content")) or ""
+            thought = _text_or_none(delta.get("reasoning_content")) or ""
             content, reasoning = content + said, reasoning + thought
             if said or thought:
                 deltas.append(thought + said)
@@ -252,8 +290,8 @@ def join_stream(events: Iterable[tuple[float, Any]]) -> Streamed:
         content,
         reasoning,
         finish,
-        usage.get("prompt_tokens"),
-        usage.get("completion_tokens"),
+        _whole_or_none(usage.get("prompt_tokens")),
+        _whole_or_none(usage.get("completion_tokens")),
         at,
         first,
         done,
@@ -420,8 +458,10 @@ class EngineClient:
         """
         body = self._json("GET", "/v1/models", timeout=timeout)
         try:
-            models = tuple(Model(str(item["id"]), item.get("max_model_len")) for item in body["data"])
-        except (KeyError, TypeError, AttributeError) as error:
+            models = tuple(
+                Model(str(item["id"]), _whole_or_none(item.get("max_model_len"))) for item in body["data"]
+            )
+        except _MISSHAPEN as error:
             raise self._error("GET /v1/models: not a list of models", "shape") from error
         if not models:
             raise self._error("GET /v1/models: the list is empty", "shape")
@@ -451,19 +491,21 @@ class EngineClient:
             message, cached = choice["message"], usage.get("prompt_tokens_details")
             return Chat(
                 model=str(answer["model"]),
-                content=message.get("content"),
-                reasoning=message.get("reasoning_content"),
+                content=_text_or_none(message.get("content")),
+                reasoning=_text_or_none(message.get("reasoning_content")),
                 finish_reason=str(choice["finish_reason"]),
-                prompt_tokens=int(usage["prompt_tokens"]),
-                completion_tokens=int(usage["completion_tokens"]),
+                prompt_tokens=_whole(usage["prompt_tokens"]),
+                completion_tokens=_whole(usage["completion_tokens"]),
                 seconds=seconds,
                 matched_stop=choice.get("matched_stop"),
-                cached_tokens=None if cached is None else int(cached["cached_tokens"]),
-                tool_calls=tuple(message.get("tool_calls") or ()),
-                logprobs=choice.get("logprobs"),
+                cached_tokens=None if cached is None else _whole(cached["cached_tokens"]),
+                tool_calls=tuple(_mapping(each) for each in message.get("tool_calls") or ()),
+                logprobs=None if (told := choice.get("logprobs")) is None else _mapping(told),
             )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise self._error(f"POST {_CHAT}: 200, but without choices or usage", "shape") from error
+        except _MISSHAPEN as error:
+            raise self._error(
+                f"POST {_CHAT}: 200, but without choices or usage as sglang sends them: {error}", "shape"
+            ) from error
 
     def stream_chat(
         self,
@@ -487,8 +529,10 @@ class EngineClient:
     def _join(self, events: Iterable[Any], begun: float) -> Streamed:
         try:
             return join_stream((time.monotonic() - begun, event) for event in events)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise self._error(f"POST {_CHAT}: an event of the stream has no choices", "shape") from error
+        except _MISSHAPEN as error:
+            raise self._error(
+                f"POST {_CHAT}: an event of the stream has no choices as sglang sends them: {error}", "shape"
+            ) from error
 
     def break_off(self, model: str, prompt: str, *, max_tokens: int, timeout: float) -> Streamed:
         """Begin a streamed chat and hang up after the first text: what came until then.
@@ -557,31 +601,36 @@ class EngineClient:
         :raises EngineError: no answer, an error status, or an answer of another shape.
         """
         given: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": ignore_eos}
-        text = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+        asked = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
         begun = time.monotonic()
-        body = {**text, "sampling_params": {**given, **(sampling or {})}, **more}
+        body = {**asked, "sampling_params": {**given, **(sampling or {})}, **more}
         answer = self._json("POST", "/generate", timeout=timeout, body=body)
         seconds = time.monotonic() - begun
         try:
-            meta = answer["meta_info"]
+            meta = _mapping(answer["meta_info"])
             reason = meta["finish_reason"]
+            text = answer["text"]
+            if not isinstance(text, str):
+                raise ValueError(f"{str(text)[:40]!r} is no text")
             return Generation(
-                text=str(answer["text"]),
+                text=text,
                 finish_reason=str(reason["type"] if isinstance(reason, Mapping) else reason),
-                completion_tokens=int(meta["completion_tokens"]),
+                completion_tokens=_whole(meta["completion_tokens"]),
                 seconds=seconds,
-                verify_steps=meta.get("spec_verify_ct"),
-                accepted_drafts=meta.get("spec_accepted_drafts"),
-                proposed_drafts=meta.get("spec_proposed_drafts"),
-                reported_accept_length=meta.get("spec_accept_length"),
-                prompt_tokens=int(meta.get("prompt_tokens") or 0),
-                cached_tokens=int(meta.get("cached_tokens") or 0),
-                histogram=tuple(int(each) for each in meta.get("spec_accept_histogram") or ()),
-                output_ids=tuple(answer.get("output_ids") or ()),
+                verify_steps=_whole_or_none(meta.get("spec_verify_ct")),
+                accepted_drafts=_whole_or_none(meta.get("spec_accepted_drafts")),
+                proposed_drafts=_whole_or_none(meta.get("spec_proposed_drafts")),
+                reported_accept_length=_finite_or_none(meta.get("spec_accept_length")),
+                prompt_tokens=_whole(meta.get("prompt_tokens") or 0),
+                cached_tokens=_whole(meta.get("cached_tokens") or 0),
+                histogram=tuple(_whole(each) for each in meta.get("spec_accept_histogram") or ()),
+                output_ids=tuple(_whole(each) for each in answer.get("output_ids") or ()),
                 meta=meta,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._error("POST /generate: 200, but without meta_info", "shape") from error
+        except _MISSHAPEN as error:
+            raise self._error(
+                f"POST /generate: 200, but without meta_info as sglang sends it: {error}", "shape"
+            ) from error
 
     def flush_cache(self, *, timeout: float = 30.0) -> str:
         """``POST /flush_cache``: empty the prefix cache. What the server said.
@@ -625,14 +674,23 @@ class EngineClient:
             return None
         if response.status_code == 401:
             raise self._unauthorized("GET /get_load")
-        try:
-            ranks = [
-                (int(rank["num_reqs"]), int(rank["num_waiting_reqs"]), int(rank["num_tokens"]))
-                for rank in response.json()
-            ]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if not response.is_success:
             raise self._error(
-                f"GET /get_load: {response.status_code}, but no list of loads", "shape"
+                f"GET /get_load: {response.status_code}: {message_of(response)}",
+                "status",
+                response.status_code,
+            )
+        try:
+            loads = response.json()
+            if not isinstance(loads, list) or not loads:
+                raise ValueError(f"{str(loads)[:40]!r} lists no rank")
+            ranks = [
+                (_whole(rank["num_reqs"]), _whole(rank["num_waiting_reqs"]), _whole(rank["num_tokens"]))
+                for rank in loads
+            ]
+        except _MISSHAPEN as error:
+            raise self._error(
+                f"GET /get_load: {response.status_code}, but no list of loads: {error}", "shape"
             ) from error
         waiting = sum(rank[1] for rank in ranks)
         return Load(sum(rank[0] for rank in ranks) - waiting, waiting, sum(rank[2] for rank in ranks))
@@ -647,11 +705,16 @@ class EngineClient:
             raise self._error("GET /server_info: not an object", "shape")
         states = body.get("internal_states") or [{}]
         state = states[0] if isinstance(states, list) and isinstance(states[0], dict) else {}
-        length = state.get("avg_spec_accept_length")
+        length, algorithm = state.get("avg_spec_accept_length"), body.get("speculative_algorithm")
+        average: float | None = None
+        with contextlib.suppress(ValueError, OverflowError):
+            average = _finite_or_none(length)
+        if algorithm is not None and not isinstance(algorithm, str):
+            raise self._error("GET /server_info: speculative_algorithm is no text", "shape")
         return ServerInfo(
             version=str(body.get("version", "")),
-            speculative_algorithm=body.get("speculative_algorithm"),
-            avg_accept_length=float(length) if isinstance(length, int | float) else None,
+            speculative_algorithm=algorithm,
+            avg_accept_length=average,
             disable_cuda_graph=body.get("disable_cuda_graph"),
             attention_backend=body.get("attention_backend"),
             raw=redact_values(body, *((self._key.reveal(),) if self._key else ())),

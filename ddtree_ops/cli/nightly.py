@@ -74,6 +74,12 @@ def nightly(
     checks: Annotated[
         list[str] | None, typer.Option("--check", metavar="NAME", help="Only this check; may be repeated.")
     ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            "--golden", metavar="FILE", help="What validate --record wrote: lossless compares with it."
+        ),
+    ] = None,
     report_dir: Annotated[
         Path | None,
         typer.Option(
@@ -112,7 +118,9 @@ def nightly(
     loaded = load_playbook(playbook)
     if not loaded.reports:
         raise UsageError(f"playbook {loaded.name} does not report", hint=f"ddtree-ops run {playbook} HOSTS")
-    wishes = Wishes(deploy, bench, suite, tuple(checks or ()), new_baseline)
+    wishes = Wishes(
+        deploy, bench, suite, tuple(checks or ()), new_baseline, "" if golden is None else str(golden)
+    )
     deploys = any(isinstance(part[0], Deploy) for part in parts_of(loaded.steps, wishes))
     url = webhook_url(variable=webhook_env, file=None if webhook_file is None else str(webhook_file))
     again = same_again("deploy", service=service)
@@ -212,6 +220,7 @@ def perform(
             keep=keeper,
             wishes=wishes,
             inventory=name,
+            known=inventory,
             rollout=rollout(),
             safety=safety,
         )

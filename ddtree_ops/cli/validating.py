@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,8 +27,13 @@ from ddtree_ops.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddtree_ops.checks.validation.gathering import Gathered
     from ddtree_ops.checks.validation.run import Validation
+    from ddtree_ops.errors import OpsError
     from ddtree_ops.inventory.models import Target
+    from ddtree_ops.results import CheckResult
 
 __all__ = ["register"]
 
@@ -78,7 +83,9 @@ def validate(
     report_dir: Annotated[
         Path | None,
         typer.Option(
-            "--report-dir", metavar="DIR", help="Write the report there: JSON, HTML, JUnit, Markdown ..."
+            "--report-dir",
+            metavar="DIR",
+            help="Where the report goes: JSON, HTML, JUnit, Markdown ... Default: in the state folder.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -100,9 +107,11 @@ def validate(
     from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, open_baseline
     from ddtree_ops.checks.validation.run import validate as run_checks
     from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
+    from ddtree_ops.errors import ExitCode
+    from ddtree_ops.paths import state_dir
     from ddtree_ops.report.progress import progress_for
     from ddtree_ops.report.run_terminal import print_run
-    from ddtree_ops.report.write import write_report
+    from ddtree_ops.report.typed import typed
     from ddtree_ops.results import exit_code_of, worst
 
     keys = {
@@ -115,10 +124,25 @@ def validate(
         **({"quality": False} if no_quality else {}),
     }
     gathered = Gathered(targets, options=options, inventory=loaded.path)
+    folder = (
+        report_dir.expanduser()
+        if report_dir
+        else state_dir() / "reports" / f"validate-{gathered.report(complete=False).id}"
+    )
+    keeper = _Keeper(gathered, folder)
+    keeper.begin()
     try:
         with progress_for(err, len(targets)) as report:
 
             def one(target: Target) -> Validation:
+                def took(result: CheckResult) -> None:
+                    gathered.add(target, result)
+                    keeper.keep()
+
+                def knew(facts: Mapping[str, Any]) -> None:
+                    gathered.know(target, facts)
+                    keeper.keep()
+
                 shared: dict[str, Any] = {} if golden is None else {GOLDEN: str(golden)}
                 baseline = open_baseline(
                     loaded,
@@ -138,27 +162,80 @@ def validate(
                         quality=False if no_quality else None,
                         timeout=timeout,
                         shared=shared,
-                        on_result=partial(gathered.add, target),
+                        on_result=took,
+                        on_facts=knew,
                     )
 
             outcomes = on_all(targets, one)
     except KeyboardInterrupt:
-        if report_dir is not None:
-            write_report(gathered.report(complete=False), report_dir)
+        keeper.end(complete=False)
+        if keeper.failed is not None:
+            err.print(f"error: {typed(keeper.failed.render())}", markup=False, soft_wrap=True)
         raise
     for target, outcome in zip(targets, outcomes, strict=True):
         gathered.done(target, outcome)
     found = gathered.report(complete=True)
-    if report_dir is not None:
-        write_report(found, report_dir)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_run(out, found)
-        if report_dir is not None:
-            err.print(f"report: {report_dir}", markup=False)
+    try:
+        if as_json:
+            print_json(found.to_json())
+        else:
+            print_run(out, found, kept=folder)
+    finally:
+        keeper.end(complete=True)
     failed, done = parted(targets, outcomes)
-    leave(failed, exit_code_of(worst(outcome.verdict for _, outcome in done)) if done else None)
+    code = exit_code_of(worst(outcome.verdict for _, outcome in done)) if done else None
+    if keeper.failed is None:
+        if report_dir is not None and not as_json:
+            err.print(f"report: {report_dir}", markup=False)
+    elif not failed and code is ExitCode.OK:
+        failed = [keeper.failed]
+    else:
+        err.print(f"error: {typed(keeper.failed.render())}", markup=False, soft_wrap=True)
+    leave(failed, code)
+
+
+class _Keeper:
+    """Writes the report of a run: the JSON document after every result, all formats at the end. Thread-safe.
+
+    :ivar failed: the last report could not be written.
+    """
+
+    def __init__(self, gathered: Gathered, folder: Path) -> None:
+        self.failed: OpsError | None = None
+        self._gathered, self._folder = gathered, folder
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """:raises OpsError: nothing can be written there; nothing was asked yet."""
+        self.keep()
+        if self.failed is not None:
+            self.failed.state = "nothing was contacted"
+            raise self.failed
+
+    def keep(self) -> None:
+        """Write what there is; that it cannot be written does not end the run."""
+        from ddtree_ops.report.write import REPORT, json_text, write_file
+
+        report = self._gathered.report(complete=False)
+        self._tried(lambda: write_file(self._folder / REPORT, json_text(report)))
+
+    def end(self, *, complete: bool) -> None:
+        """Write it in every format."""
+        from ddtree_ops.report.write import write_report
+
+        report = self._gathered.report(complete=complete)
+        self._tried(lambda: write_report(report, self._folder))
+
+    def _tried(self, write: Callable[[], object]) -> None:
+        from ddtree_ops.errors import OpsError
+
+        with self._lock:
+            try:
+                write()
+            except OpsError as error:
+                self.failed = error
+            else:
+                self.failed = None
 
 
 def _list(suite: str | None, as_json: bool) -> None:

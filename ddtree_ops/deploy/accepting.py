@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddtree_ops.deploy.guard import WayBack
@@ -112,7 +113,8 @@ def _announce_operated(deployment: Deployment) -> None:
             )
         return
     if known and text and (known.release, known.unit_sha256) == (observed.release, text_sha256(text)):
-        deployment.announce(deployment.new_activation(known.release, text, known.plan, "validate"))
+        made = deployment.new_activation(known.release, text, known.plan, "validate")
+        deployment.announce(replace(made, command=known.command))
 
 
 def _tidy_secrets(deployment: Deployment) -> None:

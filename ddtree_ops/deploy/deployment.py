@@ -22,7 +22,7 @@ from ddtree_ops.deploy.changed import recorded
 from ddtree_ops.deploy.evidence import evidence_files, evidence_folder, keep_files, pretty, run_entries
 from ddtree_ops.deploy.frame import Frame
 from ddtree_ops.deploy.guard import Armed, Safety
-from ddtree_ops.deploy.history import Activation, activation_line, new_activation, verdict_line
+from ddtree_ops.deploy.history import BENCH, Activation, activation_line, new_activation, verdict_line
 from ddtree_ops.deploy.hold import Hold
 from ddtree_ops.deploy.identity import origin, who
 from ddtree_ops.deploy.looking import armed_request, begin_look
@@ -587,8 +587,11 @@ class Deployment:
 
     @property
     def settled(self) -> bool:
-        """True when a plan was made and holds nothing to do."""
-        return self.plan is not None and self.plan.empty and not self.joined
+        """True when a plan was made and holds nothing to do. What a bench left is to be validated as what is wished now."""
+        if self.plan is None or not self.plan.empty or self.joined:
+            return False
+        left = self.observed is not None and self.observed.history.before_bench[1]
+        return not left or self.hold.safety.command == BENCH
 
     @property
     def seen(self) -> Observed:
@@ -736,6 +739,7 @@ class Deployment:
             origin=origin(),
             reason=reason,
             runtime=self._runtime_of(release),
+            command=self.hold.safety.command,
         )
         before = self.activation or (self.observed.history.latest if self.observed else None)
         if before is not None:

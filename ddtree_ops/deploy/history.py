@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddtree_ops.service.layout import Layout
 
 __all__ = [
+    "BENCH",
     "Activation",
     "History",
     "activation_line",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 _SCHEMA = 1
+BENCH = "bench"
+"""The command of activations that were meant to last for the measuring alone."""
 _FIELDS = ("id", "time", "release", "unit_sha256", "plan", "who", "origin", "reason")
 
 
@@ -48,6 +51,7 @@ class Activation:
     :param invocation: the systemd run that the verdict is about; empty where it is not known.
     :param runtime: name of the runtime that the release was built from; empty in lines of older versions.
     :param changed: what it changed against the one before, as it was told then; None: not recorded.
+    :param command: that it was made by; empty in lines of older versions, and of the host itself.
     :param signature: of the root cause where it failed and a cause was found, with its ``fingerprint``; else empty.
     """
 
@@ -66,6 +70,7 @@ class Activation:
     signature: str = ""
     fingerprint: str = ""
     changed: tuple[str, ...] | None = None
+    command: str = ""
 
     @property
     def good(self) -> bool:
@@ -108,6 +113,31 @@ class History:
                 newest.setdefault((item.release, item.unit_sha256), item)
         return tuple(newest.values())
 
+    @property
+    def before_bench(self) -> tuple[Activation | None, bool]:
+        """What ran before a bench that did not put it back, and True; where no bench left anything, the latest and False.
+
+        A bench that was killed leaves a configuration of its own, or the host goes back to an earlier one. What it switched
+        to is a bench's until another command than a bench deploys it; a rollback to it changes nothing about that. What
+        ran before is the newest of the others that passed; None where none did.
+        """
+        others: list[Activation] = []
+        made: set[tuple[str, str]] = set()
+        left = False
+        for item in self.activations:
+            key = (item.release, item.unit_sha256)
+            before = others and (others[-1].release, others[-1].unit_sha256) == key
+            left = not before and (item.command == BENCH or (item.reason == "rollback" and key in made))
+            if left:
+                made.add(key)
+                continue
+            others.append(item)
+            if item.good:
+                made.clear()
+        if not left:
+            return self.latest, False
+        return next((item for item in reversed(others) if item.good), None), True
+
     def judged(self, invocation: str) -> Activation | None:
         """The newest activation whose verdict is about this run; None: nobody judged it, or no run is named."""
         if not invocation:
@@ -122,7 +152,15 @@ def read_history(session: Session, layout: Layout) -> History:
 
 
 def new_activation(
-    *, release: str, unit_sha256: str, plan: str, who: str, origin: str, reason: str, runtime: str = ""
+    *,
+    release: str,
+    unit_sha256: str,
+    plan: str,
+    who: str,
+    origin: str,
+    reason: str,
+    runtime: str = "",
+    command: str = "",
 ) -> Activation:
     """A fresh activation with an id and the time of now."""
     now = datetime.now(UTC)
@@ -136,6 +174,7 @@ def new_activation(
         origin=origin,
         reason=reason,
         runtime=runtime,
+        command=command,
     )
 
 
@@ -144,6 +183,8 @@ def activation_line(activation: Activation) -> str:
     fields = {name: getattr(activation, name) for name in _FIELDS}
     if activation.runtime:
         fields["runtime"] = activation.runtime
+    if activation.command:
+        fields["command"] = activation.command
     if activation.changed is not None:
         fields["changed"] = list(activation.changed)
     return _dump({"schema": _SCHEMA, "event": "activate", **fields})
@@ -198,6 +239,7 @@ def _apply(record: dict[str, Any], found: dict[str, Activation]) -> None:
         found[fields["id"]] = Activation(
             **fields,
             runtime=str(record.get("runtime", "")),
+            command=str(record.get("command", "")),
             changed=tuple(map(str, changed)) if isinstance(changed, list) else None,
         )
     elif record["event"] == "verdict":

@@ -449,6 +449,11 @@ def parse_seen(
     notes = [f"{parsed.damaged} lines of the history cannot be read"] if parsed.damaged else []
     rollback, armed_note = _armed(armed)
     lock_text, lock_note = _lock(lock, unit)
+    if parsed.before_bench[1] and not lock_text:
+        name = host.partition("/")[0]
+        notes.append(
+            f"a bench that was killed, or is under way, made what serves; unless one is: ddtree-ops deploy {name}"
+        )
     run = _run(journal, state)
     return Seen(
         state=state,

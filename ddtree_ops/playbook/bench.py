@@ -26,11 +26,13 @@ from ddtree_ops.checks.bench.points import (
     recommended,
     with_speedups,
 )
+from ddtree_ops.checks.bench.sampling import HISTOGRAM, take_sample
 from ddtree_ops.deploy.guard import Safety, locked
-from ddtree_ops.deploy.history import History, read_history
+from ddtree_ops.deploy.history import Activation, History, read_history
 from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.deploy.secrets import api_key_of
 from ddtree_ops.errors import (
+    CheckFailed,
     ExitCode,
     Inconclusive,
     Interrupted,
@@ -58,10 +60,11 @@ from ddtree_ops.results import (
     exit_code_of,
 )
 from ddtree_ops.runreport import RunReport, TargetReport
+from ddtree_ops.secret import Secret
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.layout import Layout
 
-__all__ = ["BenchOptions", "BenchRun", "differences", "new_run_id", "run_bench", "starts_needed"]
+__all__ = ["BenchOptions", "BenchRun", "differences", "new_run_id", "replaced", "run_bench", "starts_needed"]
 
 
 @dataclass(frozen=True)
@@ -292,7 +295,11 @@ class _Target:
     safety: Safety
     errors: list[OpsError] = field(default_factory=list)
     touched: bool = False
+    left: bool = False
+    """An earlier bench, which did not end, left what runs now."""
     chosen: str = ""
+    rendered: dict[str, Any] = field(default_factory=dict)
+    """The prompts of the sample as they are sent: the same for every configuration."""
 
     def run(self) -> None:
         """Measure what is missing, then put back what ran before."""
@@ -309,12 +316,19 @@ class _Target:
                 if points:
                     self.say(f"{configuration.name}: configuration {number} of {len(self.plan)}")
                     self._configuration(configuration, points)
+                elif self._unsampled(configuration):
+                    if self._runs_still(configuration):
+                        self._configuration(configuration, ())
+                    else:
+                        self._note_sample(
+                            configuration, "no accept histogram: the start that was measured serves no more"
+                        )
         except KeyboardInterrupt:
             self.errors.append(self._interruption())
         except OpsError as error:
             ours = not isinstance(error, LockHeld)
             self._fail(error.at(host=self.target.name, phase=PHASE))
-        if ours and (self.touched or self._left_behind()):
+        if ours and (self.touched or self.left or self._left_behind()):
             self._put_back()
 
     @property
@@ -353,12 +367,12 @@ class _Target:
             try:
                 self.chosen = bench.choose()
             except Inconclusive as error:
-                raise error.at(state="nothing was changed") from None
+                raise error.at(state="nothing was measured") from None
 
     # -- a configuration -----------------------------------------------------------------------------------
 
     def _configuration(self, configuration: Configuration, points: Sequence[Point]) -> None:
-        """Start it and measure its points; what fails at it alone is written down as failed points.
+        """Start it, measure its points and take its sample; what fails at it alone is written down as failed points.
 
         :raises OpsError: the bench cannot go on: no lock, no host, interrupted.
         """
@@ -368,7 +382,7 @@ class _Target:
             if result.error is not None:
                 if isinstance(result.error, LockHeld | UnreachableError | Interrupted):
                     raise KeyboardInterrupt if isinstance(result.error, Interrupted) else result.error
-                self._not_started(result, points)
+                self._not_started(result, configuration, points)
                 return
             self._keep_figures(configuration, _restart_figure(result, configuration))
         layout = Layout.of(target)
@@ -388,29 +402,85 @@ class _Target:
             starts = {**self.written.facts.get("starts", {}), configuration.name: invocation}
             try:
                 figures = bench.start_figures(configuration)
-                self.chosen = bench.choose()
-            except Inconclusive as error:
-                if self.options.generator == "bench_serving":
-                    raise
-                self._not_measured(error, points)
+            except (CheckFailed, Inconclusive) as error:
+                self._not_measured(error, configuration, points)
                 return
+            self.chosen = bench.choose()
             self._keep_figures(configuration, figures)
             self._write(facts={**self.written.facts, "starts": starts, "generator": self.chosen})
             for point in points:
                 found = bench.measure(point)
-                if not session.check_lock(layout.lock, lock).held:
-                    raise LockLost(
-                        "the lock of this bench was lost while a point was measured",
-                        host=self.target.name,
-                        phase=PHASE,
-                        state=f"somebody else is in charge of {target.service.unit} now; nothing more was touched",
-                        hint=f"ddtree-ops lock status {self.target.host.name}",
-                    )
+                self._hold(session, layout, lock)
                 self._keep([found])
                 bench.tell(found)
-                if UnitControl(session, target.service.unit).state().invocation_id != invocation:
+                if not self._holds(session, invocation):
                     self._died(session, target, invocation, found, points)
+                    if configuration.mode != "baseline":
+                        self._keep_figures(configuration, (), (HISTOGRAM,))
+                        self._note_sample(
+                            configuration, "no accept histogram: the unit did not hold under its points"
+                        )
                     return
+            if configuration.mode != "baseline":
+                self._sample(session, target, configuration, bench.api_key)
+                self._hold(session, layout, lock)
+                if not self._holds(session, invocation):
+                    self._explained(session, target, invocation, configuration)
+                    self.say(
+                        f"{configuration.name}: the unit did not hold under the sample of its acceptance"
+                    )
+
+    def _hold(self, session: Session, layout: Layout, lock: str) -> None:
+        """:raises LockLost: the lock is somebody else's by now, or nobody's."""
+        if not session.check_lock(layout.lock, lock).held:
+            raise LockLost(
+                "the lock of this bench was lost while it measured",
+                host=self.target.name,
+                phase=PHASE,
+                state=f"somebody else is in charge of {self.target.service.unit} now; nothing more was touched",
+                hint=f"ddtree-ops lock status {self.target.host.name}",
+            )
+
+    def _holds(self, session: Session, invocation: str) -> bool:
+        """The run that was started is up still. One that died keeps its name until systemd has started the next."""
+        state = UnitControl(session, self.target.service.unit).state()
+        return state.running and state.invocation_id == invocation
+
+    # -- its acceptance ------------------------------------------------------------------------------------
+
+    def _unsampled(self, configuration: Configuration) -> bool:
+        """It was measured, but an earlier run ended before its sample."""
+        facts = self.written.facts
+        return (
+            configuration.mode != "baseline"
+            and configuration.name in facts.get("starts", {})
+            and configuration.name not in facts.get("acceptance_samples", {})
+        )
+
+    def _sample(
+        self, session: Session, target: Target, configuration: Configuration, api_key: Secret | None
+    ) -> None:
+        self.report(
+            Event(
+                EventKind.PROGRESS, self.target.name, PHASE, f"{configuration.name}, sample of its acceptance"
+            )
+        )
+        found = take_sample(
+            session,
+            target,
+            configuration,
+            max_tokens=self.options.max_tokens,
+            report=self.report,
+            api_key=api_key,
+            shared=self.rendered,
+        )
+        self._keep_figures(configuration, found.figures, (HISTOGRAM,))
+        self._note_sample(configuration, found.said)
+
+    def _note_sample(self, configuration: Configuration, said: str) -> None:
+        samples = {**self.written.facts.get("acceptance_samples", {}), configuration.name: said}
+        self._write(facts={**self.written.facts, "acceptance_samples": samples})
+        self.say(f"{configuration.name}: {said}")
 
     def _runs_still(self, configuration: Configuration) -> bool:
         """The start that an interrupted run measured still serves: no load is spent on it again."""
@@ -441,17 +511,12 @@ class _Target:
         kept = [each for each in self.written.checks if each.name not in names]
         self._write(checks=(*kept, *results))
 
-    def _keep_figures(self, configuration: Configuration, figures: Sequence[Figure]) -> None:
-        """Figures of a start, in the place of those of an earlier start of the configuration."""
-        names = {figure.name for figure in figures}
-        kept = [
-            figure
-            for figure in self.written.figures
-            if dict(_without_phase(figure)) != configuration.labels or figure.name not in names
-        ]
-        self._write(figures=(*kept, *figures))
+    def _keep_figures(
+        self, configuration: Configuration, figures: Sequence[Figure], stale: Sequence[str] = ()
+    ) -> None:
+        self._write(figures=replaced(self.written.figures, configuration, figures, stale))
 
-    def _not_started(self, result: Result, points: Sequence[Point]) -> None:
+    def _not_started(self, result: Result, configuration: Configuration, points: Sequence[Point]) -> None:
         error = result.error
         assert error is not None
         cause = result.diagnosis.headline() if result.diagnosis and result.diagnosis.diagnoses else ""
@@ -464,9 +529,9 @@ class _Target:
             [self._bad(point, verdict, f"not started: {why}", evidence, error.hint) for point in points]
         )
         if result.diagnosis is not None and result.diagnosis.root is not None:
-            found = {**result.diagnosis.to_json(), "configuration": points[0].configuration.name}
+            found = {**result.diagnosis.to_json(), "configuration": configuration.name}
             self._write(diagnoses=(*self.written.diagnoses, found))
-        self.say(f"{points[0].configuration.name}: not started, the others go on: {error.message}")
+        self.say(f"{configuration.name}: not started, the others go on: {error.message}")
 
     def _died(
         self,
@@ -477,24 +542,34 @@ class _Target:
         points: Sequence[Point],
     ) -> None:
         """The unit did not hold under a point: its run is explained, and the points after it are not measured on another."""
-        from ddtree_ops.checks.signatures import signatures
-
-        configuration = points[0].configuration.name
-        _, found = signatures(session, target, invocation=invocation)
-        if found.root is not None:
-            report = {**found.to_json(), "configuration": configuration}
-            self._write(diagnoses=(*self.written.diagnoses, report))
-            self.say(f"{configuration}: {found.headline()}")
-            headline = Evidence("diagnosis", found.headline())
-            last = replace(last, evidence=(*last.evidence, headline))
+        headline = self._explained(session, target, invocation, points[0].configuration)
+        if headline:
+            last = replace(last, evidence=(*last.evidence, Evidence("diagnosis", headline)))
         names = [point.name for point in points]
         after = points[names.index(last.name) + 1 :]
         why = f"not measured: the unit did not hold under {last.name}"
         self._keep([last, *(self._bad(point, Verdict.FAIL, why, (), last.hint) for point in after)])
 
-    def _not_measured(self, error: Inconclusive, points: Sequence[Point]) -> None:
-        self._keep([self._bad(point, Verdict.FAIL, error.message, (), error.hint) for point in points])
-        self.say(f"{points[0].configuration.name}: {error.message}")
+    def _explained(
+        self, session: Session, target: Target, invocation: str, configuration: Configuration
+    ) -> str:
+        """Why a run of the unit ended, in a line, and whole in the report; empty where no signature says."""
+        from ddtree_ops.checks.signatures import signatures
+
+        _, found = signatures(session, target, invocation=invocation)
+        if found.root is None:
+            return ""
+        report = {**found.to_json(), "configuration": configuration.name}
+        self._write(diagnoses=(*self.written.diagnoses, report))
+        self.say(f"{configuration.name}: {found.headline()}")
+        return found.headline()
+
+    def _not_measured(
+        self, error: CheckFailed | Inconclusive, configuration: Configuration, points: Sequence[Point]
+    ) -> None:
+        verdict = Verdict.INCONCLUSIVE if isinstance(error, Inconclusive) else Verdict.FAIL
+        self._keep([self._bad(point, verdict, error.message, (), error.hint) for point in points])
+        self.say(f"{configuration.name}: {error.message}")
 
     def _bad(
         self, point: Point, verdict: Verdict, summary: str, evidence: Sequence[Evidence], hint: str
@@ -509,16 +584,27 @@ class _Target:
             return read_history(session, Layout.of(self.target))
 
     def _original(self) -> dict[str, Any] | None:
-        """The activation that is there now; None: nothing was ever deployed."""
-        latest = self._history().latest
-        if latest is None:
+        """The activation that is there now, or that was there before a bench that did not end; None: there was never one.
+
+        :raises CheckFailed: a bench left what runs, and nothing that passed was there before it.
+        """
+        host = self.target.host.name
+        found, left = self._history().before_bench
+        if found is None and left:
+            raise CheckFailed(
+                "the last bench was killed, or is under way, and nothing had passed here before it",
+                state="a configuration of that bench may serve; nothing was changed",
+                hint=f"ddtree-ops deploy {host}   (then the bench again)",
+            )
+        if found is None:
             return None
-        return {
-            "id": latest.id,
-            "release": latest.release,
-            "unit_sha256": latest.unit_sha256,
-            "passed": latest.good,
-        }
+        if left:
+            self.left = True
+            self.say(
+                "the last bench was killed, or is under way; what ran before it is activation "
+                f"{found.id} of {found.time}, and is put back at the end"
+            )
+        return _noted(found)
 
     def _left_behind(self) -> bool:
         """An earlier run that was killed may have left one of its configurations."""
@@ -537,18 +623,20 @@ class _Target:
                 latest is not None
                 and original is not None
                 and latest.good
-                and (latest.release, latest.unit_sha256) == (original["release"], original["unit_sha256"])
+                and _key(_noted(latest)) == _key(original)
+                and not self._other_than(original)
             ):
                 self.say("serves as before the bench")
                 return
             if original is not None and original["passed"]:
                 self.say(f"puts back what ran before the bench, activation {original['id']}")
-                playbook = operate.go_back(to=original["id"])
+                error = self._play(operate.go_back(to=original["id"]), self.target).error
+                if error is None and (wrong := self._other_than(original)):
+                    error = CheckFailed(f"{wrong}, and not activation {original['id']}")
             else:
                 self.say("nothing had passed here before the bench: deploys what the inventory says")
-                playbook = load_playbook("deploy")
-            result = self._play(playbook, self.target)
-            error = result.error
+                self.safety = replace(self.safety, command="deploy")
+                error = self._play(load_playbook("deploy"), self.target).error
         except KeyboardInterrupt:
             error = self._interruption()
             error.state = "one of the configurations of the bench may serve"
@@ -562,9 +650,56 @@ class _Target:
         error.hint = back
         self._fail(error)
 
+    def _other_than(self, original: Mapping[str, Any]) -> str:
+        """What the host has in place of an activation, by its link and its unit file; empty: it runs that one."""
+        layout = Layout.of(self.target)
+        with self.connect(self.target) as session:
+            listed = session.request("list_dir", {"path": layout.service_dir}).values["entries"]
+            text = session.read_file(layout.unit_path)
+            state = UnitControl(session, self.target.service.unit).state()
+        links = {entry["name"]: entry["target"] for entry in listed if entry["kind"] == "link"}
+        release = links.get("current", "").rsplit("/", 1)[-1]
+        if not state.running:
+            return f"{self.target.service.unit} does not run: {state.describe()}"
+        if release != original["release"]:
+            return f"release {release[:12] or '(none)'} runs"
+        if text is None or hashlib.sha256(text).hexdigest() != original["unit_sha256"]:
+            return f"another unit file is at {layout.unit_path}"
+        return ""
 
-def _without_phase(figure: Figure) -> Mapping[str, str]:
-    return {name: value for name, value in figure.labels.items() if name not in ("phase", "part")}
+
+def _noted(activation: Activation) -> dict[str, Any]:
+    """As the report holds what ran before."""
+    return {
+        "id": activation.id,
+        "release": activation.release,
+        "unit_sha256": activation.unit_sha256,
+        "passed": activation.good,
+    }
+
+
+def _key(noted: Mapping[str, Any]) -> tuple[str, str]:
+    return noted["release"], noted["unit_sha256"]
+
+
+def replaced(
+    before: Sequence[Figure], configuration: Configuration, figures: Sequence[Figure], stale: Sequence[str]
+) -> tuple[Figure, ...]:
+    """Figures of a start, in the place of those of an earlier start of the configuration. Pure.
+
+    :param stale: names of earlier ones that go even where there is none in their place.
+    """
+    names = {*stale, *(figure.name for figure in figures)}
+    kept = [
+        figure
+        for figure in before
+        if dict(_setup_labels(figure)) != configuration.labels or figure.name not in names
+    ]
+    return (*kept, *figures)
+
+
+def _setup_labels(figure: Figure) -> Mapping[str, str]:
+    return {name: value for name, value in figure.labels.items() if name not in ("phase", "part", "accepted")}
 
 
 def _restart_figure(result: Result, configuration: Configuration) -> tuple[Figure, ...]:

@@ -129,6 +129,11 @@ class Validate(_Step):
     checks: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="these checks, and no others"
     )
+    golden: str | None = Field(
+        default=None,
+        min_length=1,
+        description="what `validate --record FILE` wrote: lossless compares with it",
+    )
 
 
 class Bench(_Step):

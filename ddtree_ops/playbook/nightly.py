@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,12 @@ from ddtree_ops.errors import (
     UnreachableError,
     UsageError,
 )
-from ddtree_ops.inventory.models import RuntimeSpec, Target
+from ddtree_ops.inventory.models import Inventory, RuntimeSpec, Target
 from ddtree_ops.playbook.load import load_playbook
 from ddtree_ops.playbook.models import Bench, Deploy, Journal, Playbook, Step, Trend, Validate
 from ddtree_ops.playbook.rollout import Rollout
 from ddtree_ops.playbook.run import Connector, run_playbook, worst_code
-from ddtree_ops.playbook.trend import RUNS, Past, Store, trend
+from ddtree_ops.playbook.trend import RUNS, Past, Store, accept_lengths, trend
 from ddtree_ops.results import (
     RUN_END,
     CheckResult,
@@ -59,8 +60,18 @@ if TYPE_CHECKING:
     from ddtree_ops.checks.validation.suites import Planned
     from ddtree_ops.deploy.drift import DriftReport
     from ddtree_ops.deploy.preflight.judge import Wanted
+    from ddtree_ops.remote.session import Session
 
-__all__ = ["Keep", "Wishes", "drift_results", "exit_code", "flags_digest", "parts_of", "run_nightly"]
+__all__ = [
+    "Keep",
+    "Wishes",
+    "drift_results",
+    "exit_code",
+    "flags_digest",
+    "journal_since",
+    "parts_of",
+    "run_nightly",
+]
 
 Keep = Callable[[RunReport], None]
 """Writes a report, the last one of a run or one on the way; called by one thread at a time."""
@@ -78,6 +89,7 @@ class Wishes:
     :param deploy: do the steps ``deploy`` that are done only when asked for; None: as the playbook says, False: none.
     :param bench: likewise.
     :param suite: another suite for ``validate``; ``checks``: these checks alone.
+    :param golden: a file of recorded answers for ``lossless``, before that of the step.
     :param new_baseline: later runs are compared with this one and those after it, and no earlier one.
     """
 
@@ -86,6 +98,7 @@ class Wishes:
     suite: str | None = None
     checks: tuple[str, ...] = ()
     new_baseline: bool = False
+    golden: str = ""
 
 
 @dataclass
@@ -165,6 +178,18 @@ def flags_digest(unit_text: str | None) -> str:
     return text_sha256("\0".join(words))[:12]
 
 
+def journal_since(marked: datetime | None, newest: datetime, first: float) -> tuple[datetime, bool]:
+    """From when on a journal is read, and whether the host's clock was set back since the last run. Pure.
+
+    :param marked: the newest entry that the last run knew; None: there was no such run.
+    :param newest: the newest entry there is. :param first: seconds that a first run looks back, and one after such a clock.
+    """
+    set_back = marked is not None and marked > newest
+    if marked is None or set_back:
+        return newest - timedelta(seconds=first), set_back
+    return marked + timedelta(microseconds=1), False
+
+
 def drift_results(report: DriftReport, *, mended: bool) -> list[CheckResult]:
     """A drift report as results, one a finding. Pure.
 
@@ -209,6 +234,7 @@ def run_nightly(
     reconnect: Connector | None = None,
     safety: Safety | None = None,
     id: str = "",
+    known: Inventory | None = None,
 ) -> tuple[RunReport, ExitCode]:
     """The report of the whole run, and the exit code that it comes to; it was handed to ``keep`` too.
 
@@ -216,12 +242,25 @@ def run_nightly(
     (and what the caller turns into KeyboardInterrupt) ends the run with a report that is not complete.
 
     :param rollout: how the deploy goes over the hosts.
+    :param known: the inventory itself, which knows the baselines of services; left out: ``lossless`` has no baseline service.
     :raises LockHeld: another run with this history is under way on one of the hosts; nothing was contacted.
     :raises ConfigError: a playbook, suite, secret or unit file is wrong; nothing was contacted.
     """
     wishes = wishes or Wishes()
     night = _Night(
-        playbook, targets, store, connect, report, keep, wishes, inventory, rollout, reconnect, safety, id
+        playbook,
+        targets,
+        store,
+        connect,
+        report,
+        keep,
+        wishes,
+        inventory,
+        rollout,
+        reconnect,
+        safety,
+        id,
+        known,
     )
     night.prepare()
     with store.lock(target.host.name for target in targets):
@@ -245,6 +284,7 @@ class _Night:
         reconnect: Connector | None,
         safety: Safety | None,
         id: str,
+        known: Inventory | None,
     ) -> None:
         from ddtree_ops.deploy.known import KnownBundles
 
@@ -261,6 +301,7 @@ class _Night:
         }
         self.seen = {_key(target): _Seen(target) for target in targets}
         self.known = KnownBundles()
+        self.inventory = known
         self._wanted: dict[str, Wanted | CheckResult] = {}
         self._wanting = threading.Lock()
         self._guard = threading.RLock()
@@ -278,6 +319,7 @@ class _Night:
                 "steps": [step.kind for part in self.parts for step in part],
                 "suite": wishes.suite,
                 "checks": list(wishes.checks),
+                **({"golden": wishes.golden} if wishes.golden else {}),
                 "new_baseline": wishes.new_baseline,
             },
         )
@@ -500,7 +542,21 @@ class _Night:
     def _fail(self, seen: _Seen, kind: str, error: OpsError) -> None:
         """Keep what failed: as a check that did not pass where the work went on, as an error where it ended."""
         seen.codes.append(error.exit_code)
-        if isinstance(error, UnreachableError | LockHeld | Interrupted):
+        if isinstance(error, Interrupted):
+            changed = error.state not in ("", "nothing was changed")
+            again = error.hint if changed else f"ddtree-ops nightly {seen.target.host.name}"
+            seen.checks.append(
+                CheckResult(
+                    "interrupted",
+                    Verdict.INCONCLUSIVE,
+                    error.message,
+                    host=seen.target.name,
+                    facts={"exit_code": int(error.exit_code), "state": error.state},
+                    hint=again,
+                )
+            )
+            return
+        if isinstance(error, UnreachableError | LockHeld):
             seen.errors.append(error.render())
             return
         soft = error.exit_code is ExitCode.INCONCLUSIVE
@@ -581,13 +637,45 @@ class _Night:
         with frame.phase("validate"):
             self._facts(deployment)
             plan, key = self._plan_of(step), api_key_of(target)
-            found = validate(deployment.session, target, plan, report=tell, api_key=key, on_result=keep)
+            found = validate(
+                deployment.session,
+                target,
+                plan,
+                report=tell,
+                api_key=key,
+                shared=self._shared(seen, step),
+                on_result=keep,
+            )
             with self._guard:
                 seen.facts.update(
                     {name: value for name, value in found.facts.items() if name not in seen.facts}
                 )
             judged(found.checks, target.host.name)
             frame.note = f"{count(sum(check.ok for check in found.checks), 'check')} passed"
+
+    def _shared(self, seen: _Seen, step: Validate) -> dict[str, Any]:
+        """What the checks of one target are given: the baseline of the inventory, a golden file, earlier accept lengths."""
+        from ddtree_ops.checks.validation.acceptance import HISTORY
+        from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, open_baseline
+
+        shared: dict[str, Any] = {HISTORY: accept_lengths(seen.report(), self._past(seen))}
+        if golden := self.wishes.golden or step.golden:
+            shared[GOLDEN] = golden
+        if self.inventory is not None:
+            baseline = open_baseline(self.inventory, seen.target, self._masked, api_key_of)
+            if baseline is not None:
+                shared[BASELINE] = baseline
+        return shared
+
+    @contextmanager
+    def _masked(self, target: Target) -> Iterator[Session]:
+        """A session to a host beside those of the run; the secrets that the service has there are masked."""
+        from ddtree_ops.deploy.secrets import read_host_secrets
+        from ddtree_ops.service.layout import Layout
+
+        with self.connect(target) as session:
+            read_host_secrets(session, Layout.of(target))
+            yield session
 
     def _journal(self, deployment: Deployment, step: Step) -> None:
         """All that the unit wrote since the last run, whatever runs of it there were, and the kernel's words."""
@@ -604,12 +692,11 @@ class _Night:
             before = self._past(seen).latest
             marked = moment_of(str(before.facts.get("journal_until", ""))) if before is not None else None
             first = _FIRST_LOOK_S if step.first is None else step.first
-            since = marked + timedelta(microseconds=1) if marked else newest.time - timedelta(seconds=first)
-            if marked is not None and marked > newest.time:
+            since, set_back = journal_since(marked, newest.time, first)
+            if set_back:
                 deployment.frame.say(
                     "journal", "the last run ended later than the journal does: was the clock set back?"
                 )
-                since = newest.time - timedelta(seconds=first)
             found = scan(
                 deployment.session,
                 target,

@@ -3,7 +3,8 @@
 One file a run and target, ``HISTORY/INVENTORY/HOST/SERVICE/RUN.json``: a :class:`~ddtree_ops.runreport.RunReport` with that
 target alone, written whole or not at all. The judgement is pure; the rule for noise is :mod:`ddtree_ops.noise`.
 
-Comparable are runs with the same launch flags (fact ``flags``). Another release is compared all the same, and that is said;
+A series that is worse for the first time is inconclusive, and fails where it is worse in the next run too; a large change
+fails at once. Comparable are runs with the same launch flags (fact ``flags``). Another release is compared all the same, and that is said;
 once enough runs of the new release are there, only they are.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 from collections import Counter
@@ -21,14 +23,23 @@ from statistics import median
 from typing import Any
 
 from ddtree_ops.errors import LockHeld, OpsError
-from ddtree_ops.figurenames import FIGURES, higher_is_better
-from ddtree_ops.noise import Change, compare
+from ddtree_ops.figurenames import FIGURES, trend_direction
+from ddtree_ops.noise import LEAST_RUNS, Change, Judgement, compare
 from ddtree_ops.report.write import json_text, read_report, write_file
 from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict, worst
 from ddtree_ops.runreport import RunReport, TargetReport
 from ddtree_ops.wording import count
 
-__all__ = ["RUNS", "Past", "Store", "comparable", "figure_results", "new_failures", "trend"]
+__all__ = [
+    "RUNS",
+    "Past",
+    "Store",
+    "accept_lengths",
+    "comparable",
+    "figure_results",
+    "new_failures",
+    "trend",
+]
 
 RUNS = 14
 """Compared with at most so many earlier runs, unless said otherwise."""
@@ -38,6 +49,7 @@ _NEW_BASELINE = "new_baseline"
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 _OF_A_LOAD = ("ready", "load_phase", "restart")
 """One value a start of the server, however many runs looked at it."""
+_LATENCIES = ("ttft", "tpot", "latency")
 _SHOWN = 6
 
 
@@ -181,13 +193,10 @@ def _same(one: TargetReport, other: TargetReport, fact: str) -> bool:
 
 
 def _values(target: TargetReport) -> dict[Key, Figure]:
-    """Figures that can be compared, several of one key as their median."""
+    """Figures that can be compared, several of one key as their median; numbers that are none are left out."""
     found: dict[Key, list[Figure]] = {}
-    for check, figures in (("", target.figures), *((one.name, one.figures) for one in target.checks)):
-        for figure in figures:
-            if figure.value is None or higher_is_better(figure.name) is None:
-                continue
-            key = (check, figure.name, tuple(sorted(figure.labels.items())))
+    for key, figure in _keyed(target):
+        if figure.value is not None and math.isfinite(figure.value) and trend_direction(key[1]) is not None:
             found.setdefault(key, []).append(figure)
     return {
         key: replace(each[0], value=median(one.value for one in each if one.value is not None))
@@ -195,22 +204,82 @@ def _values(target: TargetReport) -> dict[Key, Figure]:
     }
 
 
-def _faulty(target: TargetReport, name: str) -> bool:
-    """This figure was judged to be worse in that run: it is no measure for later ones."""
-    return any(one.name == f"trend.{name}" and one.verdict is Verdict.FAIL for one in target.checks)
+def _value(target: TargetReport, key: Key) -> float | None:
+    """The value of one key in :func:`_values`."""
+    check, name, labels = key
+    parts = [one.figures for one in target.checks if one.name == check] if check else [target.figures]
+    found = [
+        figure.value
+        for figures in parts
+        for figure in figures
+        if figure.name == name and figure.value is not None and math.isfinite(figure.value)
+        if tuple(sorted(figure.labels.items())) == labels
+    ]
+    return median(found) if found else None
+
+
+def _keyed(target: TargetReport) -> Iterator[tuple[Key, Figure]]:
+    for check, figures in (("", target.figures), *((one.name, one.figures) for one in target.checks)):
+        for figure in figures:
+            yield (check, figure.name, tuple(sorted(figure.labels.items()))), figure
+
+
+def _broken(target: TargetReport) -> dict[Key, float]:
+    """Figures whose value is no finite number."""
+    return {
+        key: figure.value
+        for key, figure in _keyed(target)
+        if figure.value is not None and not math.isfinite(figure.value)
+    }
+
+
+def _shown_only(figure: Figure) -> bool:
+    """The tail of a distribution, or one request's time: told, and too noisy to be judged."""
+    return figure.labels.get("stat") == "p99" or (figure.name in _LATENCIES and figure.samples < 2)
+
+
+def _mark(target: TargetReport, key: Key) -> str:
+    """How a run judged this series: ``fails``, ``worse`` (for the first time), or empty."""
+    judged = next((one for one in target.checks if one.name == f"trend.{key[1]}"), None)
+    if judged is None:
+        return ""
+    for series in judged.facts.get("series", ()):
+        if series["check"] == key[0] and tuple(sorted(series["labels"].items())) == key[2]:
+            return "fails" if series.get("fails") else "worse" if series.get("worse") else ""
+    return "fails" if judged.verdict is Verdict.FAIL else ""
 
 
 def _series(runs: Sequence[TargetReport], key: Key, now: TargetReport, limit: int) -> list[float]:
-    """Earlier values of a figure, oldest first; of what a load yields one a start of the server, other than today's."""
+    """Earlier values of a figure, oldest first; of what a load yields one a start of the server, other than today's.
+
+    One that was worse is no measure for later ones.
+    """
     found: dict[str, float] = {}
     for number, target in enumerate(runs):
-        figure = _values(target).get(key)
-        if figure is None or figure.value is None or _faulty(target, key[1]):
+        value = _value(target, key)
+        if value is None or _mark(target, key):
             continue
-        start = str(target.facts.get("invocation") or "") if key[1] in _OF_A_LOAD else ""
+        start = _start(target, key)
         if not start or start != now.facts.get("invocation"):
-            found[start or f"run {number}"] = figure.value
+            found[start or f"run {number}"] = value
     return list(found.values())[-limit:]
+
+
+def _start(target: TargetReport, key: Key) -> str:
+    """Which start of the server a figure belongs to; empty for one that each run measures anew."""
+    return str(target.facts.get("invocation") or "") if key[1] in _OF_A_LOAD else ""
+
+
+def accept_lengths(now: TargetReport, past: Past, *, runs: int = RUNS) -> list[Figure]:
+    """What the check ``acceptance`` found in earlier runs with these flags, oldest first, for its own judgement. Pure.
+
+    Those of this release alone once there are enough of them, as :func:`figure_results` does.
+    """
+    earlier, _ = comparable(past, now)
+    key: Key = ("acceptance", "accept_length", ())
+    own = _series(_of_release(earlier, now), key, now, runs)
+    values = own if len(own) >= LEAST_RUNS else _series(earlier, key, now, runs)
+    return [Figure("accept_length", value, "tokens/step", "history") for value in values]
 
 
 def trend(now: TargetReport, past: Past, *, runs: int = RUNS) -> list[CheckResult]:
@@ -233,16 +302,28 @@ def trend(now: TargetReport, past: Past, *, runs: int = RUNS) -> list[CheckResul
 def figure_results(now: TargetReport, past: Past, *, runs: int = RUNS) -> list[CheckResult]:
     """``trend.NAME`` of each figure that was measured now, or always was and now is not. Pure."""
     earlier, note = comparable(past, now)
-    values = _values(now)
-    names = dict.fromkeys([*(name for name in FIGURES if name != "load_phase"), *(key[1] for key in values)])
+    values, broken = _values(now), _broken(now)
+    own = _of_release(earlier, now)
+    known = {key: (_series(own, key, now, runs), _series(earlier, key, now, runs)) for key in values}
+    counted = sum(
+        key[1] != "load_phase" and not _shown_only(values[key]) and len(all_values) >= LEAST_RUNS
+        for key, (_, all_values) in known.items()
+    )
+    names = dict.fromkeys([*FIGURES, *(key[1] for key in (*values, *broken))])
     results = []
     for name in names:
+        bad = [key for key in broken if key[1] == name]
+        if bad:
+            text = f"{_label(bad[0]) or name}: {name} is {broken[bad[0]]}, and that is no number"
+            hint = "see the check that measures it"
+            results.append(
+                CheckResult(f"trend.{name}", Verdict.INCONCLUSIVE, text, host=now.target, hint=hint)
+            )
+            continue
         if name == "load_phase":
             continue
         judged = {
-            key: _judge(
-                figure, _series(earlier, key, now, runs), _series(_of_release(earlier, now), key, now, runs)
-            )
+            key: _judge(figure, *known[key], counted, told=_told(figure, key, now, earlier))
             for key, figure in values.items()
             if key[1] == name
         }
@@ -256,12 +337,26 @@ def _of_release(runs: Sequence[TargetReport], now: TargetReport) -> list[TargetR
     return [target for target in runs if _same(target, now, "release")]
 
 
-def _judge(figure: Figure, all_values: Sequence[float], own_values: Sequence[float]) -> Change:
+def _told(figure: Figure, key: Key, now: TargetReport, earlier: Sequence[TargetReport]) -> bool:
+    """It is shown only: by its kind, or because an earlier run judged the same start, and did not fail it."""
+    start = _start(now, key)
+    same = [
+        target
+        for target in earlier
+        if start and _start(target, key) == start and _value(target, key) is not None
+    ]
+    return _shown_only(figure) or (bool(same) and _mark(same[-1], key) != "fails")
+
+
+def _judge(
+    figure: Figure, own_values: Sequence[float], all_values: Sequence[float], series: int, *, told: bool
+) -> Change:
     """Against the runs of the same release where there are enough of them, else against all."""
     assert figure.value is not None
-    higher = bool(higher_is_better(figure.name))
-    own = compare(own_values, figure.value, higher_is_better=higher)
-    return own if own.enough else compare(all_values, figure.value, higher_is_better=higher)
+    higher = bool(trend_direction(figure.name))
+    values = own_values if len(own_values) >= LEAST_RUNS else all_values
+    change = compare(values, figure.value, higher_is_better=higher, series=series)
+    return replace(change, judgement=Judgement.SHOWN) if told and change.enough else change
 
 
 def _missing(
@@ -291,17 +386,23 @@ def _result(
 ) -> CheckResult:
     lines = {key: _sentence(values[key], change) for key, change in judged.items()}
     worse = [key for key, change in judged.items() if change.worse]
+    fails = [key for key in worse if judged[key].large or (earlier and _mark(earlier[-1], key))]
     better = [key for key, change in judged.items() if change.better]
     enough = [key for key, change in judged.items() if change.enough]
     hint = ""
     if worse:
-        verdict = Verdict.FAIL
-        key = max(worse, key=lambda one: judged[one].deviations)
-        summary = f"worse than before: {lines[key]}" + _of(key, len(judged))
+        verdict = Verdict.FAIL if fails else Verdict.INCONCLUSIVE
+        key = max(fails or worse, key=lambda one: judged[one].deviations)
+        words = "worse than before" if fails else "worse than before, for the first time"
+        summary = f"{words}: {lines[key]}" + _of(key, len(judged))
         if len(worse) > 1:
             summary += f"; {len(worse)} of {len(judged)} series are worse"
         host = now.target
-        hint = f"ddtree-ops status {host}; wanted so? ddtree-ops nightly {host} --new-baseline"
+        hint = (
+            f"ddtree-ops status {host}; wanted so? ddtree-ops nightly {host} --new-baseline"
+            if fails
+            else f"the next run decides, or one now: ddtree-ops nightly {host}"
+        )
     elif missing:
         verdict = Verdict.INCONCLUSIVE
         summary = f"not measured now, and it was in the run before: {_label(missing[0]) or name}"
@@ -312,8 +413,9 @@ def _result(
         summary = ("better than before: " if better else "as before: ") + lines[key] + _of(key, len(judged))
     else:
         verdict = Verdict.SKIPPED
-        key = next(iter(judged))
-        summary = f"not compared yet: {lines[key]}" + _of(key, len(judged))
+        few = [key for key, change in judged.items() if change.judgement is Judgement.TOO_FEW]
+        key = next(iter(few or judged))
+        summary = ("not compared yet: " if few else "not judged: ") + lines[key] + _of(key, len(judged))
     return CheckResult(
         f"trend.{name}",
         verdict,
@@ -322,7 +424,10 @@ def _result(
         facts={
             "compared": len(enough),
             "worse": [_label(key) or name for key in worse],
-            "series": [_series_facts(key, values[key], change) for key, change in judged.items()],
+            "series": [
+                {**_series_facts(key, values[key], change), "fails": key in fails}
+                for key, change in judged.items()
+            ],
         },
         evidence=(
             *(
@@ -351,6 +456,7 @@ def _series_facts(key: Key, figure: Figure, change: Change) -> dict[str, Any]:
         "limit": change.limit,
         "worse": change.worse,
         "better": change.better,
+        "judgement": change.judgement.value,
     }
 
 
@@ -364,8 +470,10 @@ def _sentence(figure: Figure, change: Change) -> str:
     if change.median is None:
         return f"{text}, no earlier run"
     text += f" against {_number(change.median)}, the median of {count(change.runs, 'run')}"
-    if not change.enough:
+    if change.judgement is Judgement.TOO_FEW:
         return f"{text}, too few to judge by"
+    if change.judgement is Judgement.NO_SCALE:
+        return f"{text}, and there is no scale to judge by"
     if change.limit is not None and (change.worse or change.better):
         text += f" (noise {_number(change.limit)})"
     return text

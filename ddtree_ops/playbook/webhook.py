@@ -93,20 +93,22 @@ def summary(report: RunReport, code: ExitCode) -> dict[str, Any]:
     ``text`` is the whole in a few lines, which chat programs show.
     """
     targets = []
-    lines = [f"ddtree-ops {report.command} {report.verdict.value}: {count(len(report.targets), 'target')}"]
+    lines = [
+        f"ddtree-ops {redact(report.command)} {report.verdict.value}: {count(len(report.targets), 'target')}"
+    ]
     if not report.complete:
         lines[0] += ", not complete"
     for target in report.targets:
         troubled = [check for check in target.checks if check.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)]
         troubled.sort(key=lambda check: check.verdict is not Verdict.FAIL)
         found = [
-            {"check": check.name, "verdict": check.verdict.value, "summary": redact(check.summary)}
+            {"check": redact(check.name), "verdict": check.verdict.value, "summary": redact(check.summary)}
             for check in troubled[:_SHOWN]
         ]
         errors = [redact(error).splitlines()[0] for error in target.errors if error]
         targets.append(
             {
-                "target": target.target,
+                "target": redact(target.target),
                 "verdict": target.verdict.value,
                 "not_passed": found,
                 "left_out": max(0, len(troubled) - _SHOWN),
@@ -114,13 +116,13 @@ def summary(report: RunReport, code: ExitCode) -> dict[str, Any]:
             }
         )
         worst = errors or [f"{one['check']}: {one['summary']}" for one in found]
-        lines.append(f"{target.target} {target.verdict.value}" + (f": {worst[0]}" if worst else ""))
+        lines.append(f"{redact(target.target)} {target.verdict.value}" + (f": {worst[0]}" if worst else ""))
     return {
         "schema": 1,
-        "command": report.command,
-        "id": report.id,
+        "command": redact(report.command),
+        "id": redact(report.id),
         "version": report.version,
-        "inventory": report.inventory,
+        "inventory": redact(report.inventory),
         "started": report.started,
         "ended": report.ended,
         "complete": report.complete,

@@ -1,6 +1,8 @@
 """Two runs side by side: the same figures of both, their ratio, and which is the better. Pure but for the printing.
 
 Figures are the same where target, name and labels are. Targets are matched by their name; two hosts by a mapping.
+Two runs of one setup never agree to the last digit: what is noise is called the same (:meth:`Change.noise`), and what
+rests on too few samples is shown and not judged.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from enum import StrEnum
 from html import escape
 from typing import TYPE_CHECKING
 
+from ddtree_ops.errors import UsageError
 from ddtree_ops.figurenames import higher_is_better
 from ddtree_ops.report.clean import visible
 from ddtree_ops.report.page import Raw, page, table
@@ -39,6 +42,36 @@ NEAR = 0.05
 """Change below which two figures are called the same, as a share of the first."""
 _SPREADS = 3.0
 _SHOWN = 30
+_FLOORS = {"ttft": 0.01, "latency": 0.01, "tpot": 0.0005, "accept_length": 0.05}
+"""Change below which two figures of a name are called the same, in their unit, however small they are."""
+_FLOORS_BY_UNIT = {"s": 0.5, "GB": 0.1}
+_LOADS = ("ready", "restart")
+_NEAR_LOAD, _FLOOR_LOAD = 0.2, 5.0
+"""One load against another, each timed once: the page cache alone makes such a difference (share; seconds)."""
+_LEAST_OF = {"median": 8, "p99": 100}
+"""By the label stat: with fewer samples, a spread says nothing, and a 99th percentile is the slowest request."""
+_RATES = ("speedup", "output_rate", "request_rate")
+_LEAST_REQUESTS = 30
+"""Requests below which a rate that was measured once is chance."""
+_IMPORTANCE = (
+    "speedup",
+    "output_rate",
+    "accept_length",
+    "ttft",
+    "tpot",
+    "failed_requests",
+    "lossless_mismatches",
+    "latency",
+    "request_rate",
+    "burst_mismatch",
+    "kv_tokens",
+    "gpu_memory",
+    "host_memory",
+    "ready",
+    "restart",
+)
+_LAST = ("accept_histogram", "load_phase")
+_NAMED = 3
 
 
 class Judgement(StrEnum):
@@ -51,6 +84,8 @@ class Judgement(StrEnum):
     """It differs, and neither way is better, or nobody knows which."""
     UNKNOWN = "unknown"
     """One of the two has no value."""
+    FEW = "few"
+    """It differs, and rests on too few samples to be judged."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +107,42 @@ class Change:
         return self.after.value / self.before.value
 
     @property
+    def few(self) -> bool:
+        """Too few samples for a judgement: a phase of one load, a median of fewer than 8 requests, a 99th percentile of
+        fewer than 100, a rate of fewer than 30 that was measured once.
+        """
+        least = min(self.before.samples, self.after.samples)
+        if self.before.name in _RATES and self.before.spread is None and self.after.spread is None:
+            return least < _LEAST_REQUESTS
+        if self.before.name == "load_phase":
+            return least < 2
+        return least < _LEAST_OF.get(self.before.labels.get("stat", ""), 0)
+
+    @property
+    def noise(self) -> float:
+        """Largest change that is called none, in the figure's unit: a share of the first value, three times either spread,
+        or the floor of its kind, whichever is largest.
+        """
+        name, first = self.before.name, abs(self.before.value or 0.0)
+        spreads = _SPREADS * max(self.before.spread or 0.0, self.after.spread or 0.0)
+        if name in _LOADS and min(self.before.samples, self.after.samples) < 2:
+            return max(_NEAR_LOAD * first, _FLOOR_LOAD, spreads)
+        floor = _FLOORS.get(name, _FLOORS_BY_UNIT.get(self.before.unit, 0.0))
+        return max(NEAR * first, floor, spreads)
+
+    @property
     def judgement(self) -> Judgement:
-        """Better or worse where the change is more than :data:`NEAR` and more than three times either spread."""
+        """Better or worse where the change is more than :attr:`noise`, and there are samples enough to say so."""
         first, second = self.before.value, self.after.value
         if first is None or second is None or self.before.unit != self.after.unit:
             return Judgement.UNKNOWN
-        noise = _SPREADS * max(self.before.spread or 0.0, self.after.spread or 0.0)
-        if abs(second - first) <= max(NEAR * abs(first), noise):
+        if abs(second - first) <= self.noise:
             return Judgement.SAME
         better = higher_is_better(self.before.name)
-        if better is None:
+        if better is None or self.before.labels.get("part") == "kv-cache":
             return Judgement.NEUTRAL
+        if self.few:
+            return Judgement.FEW
         return Judgement.BETTER if (second > first) is better else Judgement.WORSE
 
 
@@ -92,6 +152,7 @@ class Comparison:
 
     :param first: what the first is called (``20261130T063000Z-ab12 ct200``), ``second`` likewise.
     :param only_first: ``(target, figure)`` that the second run does not have; ``only_second`` likewise.
+    :param notes: what a reader has to know before the figures, a sentence each: a run that is partial, another generator.
     """
 
     first: str
@@ -99,6 +160,7 @@ class Comparison:
     changes: tuple[Change, ...] = ()
     only_first: tuple[tuple[str, Figure], ...] = ()
     only_second: tuple[tuple[str, Figure], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def judged(self, judgement: Judgement) -> list[Change]:
         """The changes of one kind."""
@@ -137,6 +199,7 @@ def compare_reports(
 
     :param hosts: which target or host of the second run stands against which of the first (``{"ct200": "b300"}``), where they are not
         called the same; without it, two runs with one target each are compared whatever these are called.
+    :raises UsageError: two commands made them, and they have no figure in common.
     """
     pairs: list[tuple[TargetReport, TargetReport]] = []
     free = list(second.targets)
@@ -152,6 +215,12 @@ def compare_reports(
     if not pairs and len(first.targets) == len(second.targets) == 1:
         pairs = [(first.targets[0], second.targets[0])]
     parts = [compare_targets(*pair) for pair in pairs]
+    if first.command != second.command and not any(part.changes for part in parts):
+        raise UsageError(
+            f"{_called(first)} and {_called(second)} have no figure in common",
+            state="both were read; nothing is compared",
+            hint="two of the same command are compared: ddtree-ops bench compare DIR1 DIR2, each of a bench",
+        )
     paired = ({id(one) for one, _ in pairs}, {id(other) for _, other in pairs})
     return Comparison(
         _title(first, [one for one, _ in pairs]),
@@ -175,7 +244,36 @@ def compare_reports(
                 for figure in t.all_figures
             ),
         ),
+        tuple(_notes(first, second, pairs)),
     )
+
+
+def _called(report: RunReport) -> str:
+    return f"the report of {report.command or 'an unnamed command'} {report.id}".strip()
+
+
+def _notes(
+    first: RunReport, second: RunReport, pairs: Sequence[tuple[TargetReport, TargetReport]]
+) -> Iterable[str]:
+    """What stands before the figures."""
+    for which, report in (("first", first), ("second", second)):
+        if not report.complete:
+            yield f"the {which} is partial: its run did not end, and only what it had measured by then is compared"
+    if first.command != second.command:
+        yield f"two commands made them: {first.command} the first, {second.command} the second"
+    for one, other in pairs:
+        made = [each.facts.get("generator") for each in (one, other)]
+        if all(made) and made[0] != made[1]:
+            yield f"{one.target}: two load generators ({made[0]}, {made[1]}): their figures are not the same"
+    rates = [
+        figure.samples
+        for pair in pairs
+        for each in pair
+        for figure in each.all_figures
+        if figure.name == "output_rate" and figure.spread is None
+    ]
+    if rates and min(rates) < _LEAST_REQUESTS:
+        yield f"points rest on as few as {count(min(rates), 'request')}: {_LEAST_REQUESTS} or more tell a change from chance"
 
 
 def _named(name: str, targets: Sequence[TargetReport]) -> TargetReport | None:
@@ -198,20 +296,72 @@ def _title(report: RunReport, targets: Sequence[TargetReport]) -> str:
     return " ".join((report.id, ", ".join(target.target for target in targets))).strip()
 
 
-_WORST_FIRST = (Judgement.WORSE, Judgement.BETTER, Judgement.NEUTRAL, Judgement.UNKNOWN, Judgement.SAME)
-_STYLE = {Judgement.WORSE: "bold red", Judgement.BETTER: "green", Judgement.SAME: "dim"}
+_WORST_FIRST = (
+    Judgement.WORSE,
+    Judgement.BETTER,
+    Judgement.UNKNOWN,
+    Judgement.NEUTRAL,
+    Judgement.FEW,
+    Judgement.SAME,
+)
+_STYLE = {Judgement.WORSE: "bold red", Judgement.BETTER: "green", Judgement.SAME: "dim", Judgement.FEW: "dim"}
 _HEAD = ("CHANGE", "RATIO", "BEFORE", "AFTER", "UNIT", "FIGURE")
 
 
 def _sorted(comparison: Comparison) -> list[Change]:
-    """Worse first, and in each kind what changed most."""
+    """Worse first; in each kind what matters most first, and of that what changed most."""
 
-    def key(change: Change) -> tuple[int, float]:
+    def key(change: Change) -> tuple[int, int, float]:
         ratio = change.ratio
         size = abs(math.log(ratio)) if ratio is not None and ratio > 0 else math.inf
-        return _WORST_FIRST.index(change.judgement), -size
+        return _WORST_FIRST.index(change.judgement), _importance(change.before), -size
 
     return sorted(comparison.changes, key=key)
+
+
+def _importance(figure: Figure) -> int:
+    """A place: the lower, the earlier it is shown. A median stands before its 99th percentile."""
+    if figure.name in _LAST:
+        return 2 * (len(_IMPORTANCE) + 1 + _LAST.index(figure.name))
+    place = _IMPORTANCE.index(figure.name) if figure.name in _IMPORTANCE else len(_IMPORTANCE)
+    return 2 * place + (figure.labels.get("stat") == "p99")
+
+
+def _headline(comparison: Comparison) -> str:
+    """One sentence: which figures got worse and better, at how many of the points where they were judged."""
+    parts = []
+    for judgement in (Judgement.WORSE, Judgement.BETTER):
+        kinds: dict[str, list[Change]] = {}
+        for change in _sorted(comparison):
+            if change.judgement is judgement:
+                kinds.setdefault(_kind(change), []).append(change)
+        named = [_extent(kind, found, comparison) for kind, found in list(kinds.items())[:_NAMED]]
+        if len(kinds) > _NAMED:
+            named.append(f"and {count(len(kinds) - _NAMED, 'more kind')} of figure")
+        if named:
+            parts.append(f"{judgement.value}: {', '.join(named)}")
+    few = len(comparison.judged(Judgement.FEW))
+    if not parts and few:
+        parts = [
+            f"nothing that has samples enough differs by more than noise; {count(few, 'figure')} with too few"
+        ]
+    elif not parts and comparison.changes:
+        parts = ["no figure differs by more than noise"]
+    return "; ".join(parts)
+
+
+def _kind(change: Change) -> str:
+    return " ".join(part for part in (change.before.name, change.before.labels.get("stat", "")) if part)
+
+
+def _extent(kind: str, found: Sequence[Change], comparison: Comparison) -> str:
+    """``output_rate at 3 of 8 points (0.38x to 0.60x)``."""
+    unjudged = (Judgement.UNKNOWN, Judgement.NEUTRAL, Judgement.FEW)
+    judged = [each for each in comparison.changes if _kind(each) == kind and each.judgement not in unjudged]
+    ratios = sorted(each.ratio for each in found if each.ratio is not None)
+    low, high = (f"{ratios[0]:.2f}x", f"{ratios[-1]:.2f}x") if ratios else ("", "")
+    span = "" if not ratios else f" ({low})" if low == high else f" ({low} to {high})"
+    return f"{kind}{f' at {len(found)} of {len(judged)} points' if len(judged) > 1 else ''}{span}"
 
 
 def _name(target: str, figure: Figure) -> str:
@@ -235,7 +385,7 @@ def _summary(comparison: Comparison) -> str:
 
 
 def print_comparison(console: Console, comparison: Comparison, *, verbose: bool = False) -> None:
-    """The comparison on a terminal: what got worse first, and last how many of each kind.
+    """The comparison on a terminal: notes, a sentence, what got worse first, and last how many of each kind.
 
     :param verbose: also what stayed the same, and what only one of the two has.
     """
@@ -253,6 +403,11 @@ def print_comparison(console: Console, comparison: Comparison, *, verbose: bool 
             " (after)",
         ),
     )
+    for note in comparison.notes:
+        say(console, Text(f"note: {visible(redact(note))}", "yellow"))
+    headline = _headline(comparison)
+    if headline:
+        say(console, Text(visible(redact(headline)), "bold"))
     told = [each for each in _sorted(comparison) if verbose or each.judgement is not Judgement.SAME]
     several = len({each.target for each in told}) > 1
     rest = 0 if verbose else max(len(told) - _SHOWN, 0)
@@ -331,11 +486,20 @@ def comparison_html(comparison: Comparison) -> str:
             )
     header = (
         f"<h1>Comparison</h1><dl><dt>before</dt><dd>{escape(_clean(comparison.first))}</dd><dt>after</dt>"
-        f"<dd>{escape(_clean(comparison.second))}</dd></dl><p>{escape(_summary(comparison))}</p>"
+        f"<dd>{escape(_clean(comparison.second))}</dd></dl>"
+        + "".join(
+            f'<p class="note inconclusive" role="status">{escape(_clean(note))}</p>'
+            for note in comparison.notes
+        )
+        + f"<p><strong>{escape(_clean(_headline(comparison)))}</strong></p><p>{escape(_summary(comparison))}</p>"
     )
     rule = (
-        f"A change is called better or worse where it is more than {NEAR:.0%} of the first value and more than"
-        f" {_SPREADS:g} times either spread (median absolute deviation)."
+        f"A change is called better or worse where it is more than {NEAR:.0%} of the first value, more than"
+        f" {_SPREADS:g} times either spread (median absolute deviation), and more than the floor of its kind"
+        f" (latencies 10 ms, times 0.5 s; a load that was timed once: {_NEAR_LOAD:.0%} and {_FLOOR_LOAD:g} s)."
+        f" Phases of one load, medians of fewer than {_LEAST_OF['median']} requests, 99th percentiles of fewer than"
+        f" {_LEAST_OF['p99']} and rates of fewer than"
+        f" {_LEAST_REQUESTS} are not judged (few)."
     )
     return page("Comparison", header, "".join(parts), rule)
 

@@ -32,6 +32,7 @@ __all__ = ["html_report"]
 _LONGEST = 20_000
 _PANELS = 12
 _FACTS = 8
+_OPTIONS = 4
 _OPEN = (Verdict.FAIL, Verdict.INCONCLUSIVE)
 _ORDER = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.SKIPPED)
 _MODES = {"baseline": 8, "dflash": 2, "ddtree": 1}
@@ -48,17 +49,19 @@ _CURVES = (
 def html_report(report: RunReport) -> str:
     """The page. Everything that was measured is in it but very long evidence, which ``report.json`` has whole."""
     report = clean(report)
-    title = f"{report.command} {report.id}: {report.verdict.value}"
+    title = f"{report.command} {report.id}: {report.verdict.value}{'' if report.complete else ' (partial)'}"
     body = [_what(report)]
     if len(report.targets) > 1:
         items = "".join(
-            f'<li><a href="#target-{place}">{escape(target.target)}</a> {badge(target.verdict.value)}</li>'
+            f'<li><a href="#target-{place}">{escape(target.target)}</a> {_verdict(report, target)}</li>'
             for place, target in enumerate(report.targets, 1)
         )
         body.append(f'<nav aria-label="Targets"><ul>{items}</ul></nav>')
     if not report.targets:
         body.append('<p class="note inconclusive">No target: there is nothing to judge by.</p>')
-    body += [_target(target, place) for place, target in enumerate(report.targets, 1)]
+    body += [
+        _target(target, place, _verdict(report, target)) for place, target in enumerate(report.targets, 1)
+    ]
     header = f"<h1>ddtree-ops {escape(report.command)}</h1><p>{badge(report.verdict.value)} {_sentence(report)}</p>"
     if not report.complete:
         header += (
@@ -113,23 +116,38 @@ def _what(report: RunReport) -> str:
     facts = {
         "run": report.id,
         "started": _time(report.started),
-        "ended": f"{_time(report.ended)} ({took})" if took else _time(report.ended) or "not finished",
+        "ended" if report.complete else "broken off": f"{_time(report.ended)} ({took})"
+        if took
+        else _time(report.ended) or "not finished",
         "inventory": report.inventory,
         "version": report.version,
-        **{f"option {name}": value for name, value in report.options.items()},
     }
-    return _pairs({name: value for name, value in facts.items() if value not in ("", None)})
+    options = {name: value for name, value in report.options.items() if value not in ("", None)}
+    many = len(options) > _OPTIONS
+    if not many:
+        facts |= {f"option {name}": value for name, value in options.items()}
+    known = _pairs({name: value for name, value in facts.items() if value not in ("", None)})
+    if not many:
+        return known
+    return (
+        f'{known}<details class="told"><summary>{count(len(options), "option")} of the run</summary>'
+        f"{_pairs(options)}</details>"
+    )
 
 
-def _target(target: TargetReport, place: int) -> str:
-    name = f"{escape(target.target)} {badge(target.verdict.value)}"
+def _verdict(report: RunReport, target: TargetReport) -> str:
+    """A target's badge; a pass of a run that did not end is one so far."""
+    passed = target.verdict is Verdict.PASS and not report.complete
+    return badge(target.verdict.value) + (' <span class="dim">so far</span>' if passed else "")
+
+
+def _target(target: TargetReport, place: int, verdict: str) -> str:
+    name = f"{escape(target.target)} {verdict}"
     parts = [f'<section aria-labelledby="target-{place}"><h2 id="target-{place}">{name}</h2>']
     parts += [f'<pre class="note fail" role="alert">{escape(error)}</pre>' for error in target.errors]
     facts = _pairs(target.facts)
     if len(target.facts) > _FACTS:
-        facts = (
-            f"<details><summary>{count(len(target.facts), 'fact')} of the target</summary>{facts}</details>"
-        )
+        facts = f'<details class="told"><summary>{count(len(target.facts), "fact")} of the target</summary>{facts}</details>'
     parts.append(facts)
     parts += [_diagnosis(item) for item in target.diagnoses]
     points = points_of(target)
@@ -235,7 +253,7 @@ def _bench(target: TargetReport, points: Sequence[Point]) -> str:
     units = columns_of(points)
     keep = [name for name in units if not name.startswith(("accept_histogram", "load_phase"))]
     keep.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    head = ("setup", "concurrency", *(f"{name} ({units[name]})" for name in keep))
+    head = ("setup", "concurrency", *(f"{name.replace('_', ' ')} ({units[name]})" for name in keep))
     rows = [
         (point.setup, point.concurrency or "-", *(shown(point.value(name)) for name in keep))
         for point in points

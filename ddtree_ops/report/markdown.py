@@ -23,19 +23,48 @@ _MARKS = {
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@])")
 _BAD = (Verdict.FAIL, Verdict.INCONCLUSIVE)
 _WIDEST = 400
+_CELL = 200
 _ROWS = 200
 POINT_COLUMNS = ("speedup", "output_rate", "ttft_median", "tpot_median", "accept_length", "failed_requests")
 
 
-def _text(text: str) -> str:
+_COMMAND = re.compile(
+    r"\b(?:ddtree-ops|systemctl|journalctl|sudo|ssh|nvidia-smi)(?: (?!(?:and|or|then|on|to|which|where|for|shows|says|lists|"
+    r"tells|gives|names|reads|with|again|until|once|after|before|that|is|does|has|of|wrote|first)\b)[^\s`|,;()]+(?:,[^\s`|,;()]+)*)+"
+)
+"""A command within a sentence: up to a comma, a bracket, or a word that goes on with the sentence."""
+
+
+def _text(text: str, widest: int = _WIDEST) -> str:
     """Text in one line that Markdown shows as it is, within a table too."""
-    short = text if len(text) <= _WIDEST else f"{text[:_WIDEST]} ..."
+    short = text if len(text) <= widest else f"{text[:widest].rstrip()} ..."
     return _SPECIAL.sub(r"\\\1", " ".join(short.split()))
 
 
 def _code(text: str) -> str:
     """A command or a name as code, in which no backslash escapes: what is not plain becomes text."""
     return _text(text) if "`" in text or "|" in text or "\n" in text or not text else f"`{text}`"
+
+
+def _next(hint: str) -> str:
+    """What to do next: its commands as code and whole, the rest as text, cut where it is long."""
+    parts, at, room = [], 0, _CELL
+    for found in _COMMAND.finditer(hint):
+        command = found[0].partition(": ")[0].rstrip(".:")
+        between = hint[at : found.start()]
+        if len(between) > room:
+            break
+        parts += [_within(between), _code(command)]
+        at = found.start() + len(command)
+        room -= len(between) + len(command)
+    rest = hint[at:]
+    return "".join((*parts, _within(rest, max(room, 0)))).strip()
+
+
+def _within(text: str, widest: int = _WIDEST) -> str:
+    """A piece of a sentence, with a blank at either end where there was one."""
+    ends = (" " if text[:1].isspace() else "", " " if text[-1:].isspace() else "")
+    return ends[0] if not text.strip() else f"{ends[0]}{_text(text, widest)}{ends[1]}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> list[str]:
@@ -65,7 +94,7 @@ def step_summary(report: RunReport) -> str:
         lines += ["", "**Partial report: the run was not finished, and more was to come.**"]
     lines += ["", *_overview(report)]
     for target in report.targets:
-        lines += ["", f"### {_text(target.target)}: {_MARKS[target.verdict]}", *_target(target)]
+        lines += ["", f"### {_text(target.target)}: {_verdict(report, target)}", *_target(target)]
     text = "\n".join(lines) + "\n"
     data = text.encode("utf-8")
     if len(data) <= LIMIT:
@@ -74,13 +103,19 @@ def step_summary(report: RunReport) -> str:
     return f"{cut}\n\n**Cut off here: the whole is in report.json.**\n"
 
 
+def _verdict(report: RunReport, target: TargetReport) -> str:
+    """A pass of a run that did not end is one so far."""
+    passed = target.verdict is Verdict.PASS and not report.complete
+    return f"{_MARKS[target.verdict]} so far" if passed else _MARKS[target.verdict]
+
+
 def _overview(report: RunReport) -> list[str]:
     if not report.targets:
         return ["No target: there is nothing to judge by."]
     rows = []
     for target in report.targets:
         counts = [str(sum(check.verdict is verdict for check in target.checks)) for verdict in Verdict]
-        rows.append([_text(target.target), _MARKS[target.verdict], *counts, str(len(target.errors))])
+        rows.append([_text(target.target), _verdict(report, target), *counts, str(len(target.errors))])
     head = ("target", "verdict", *(verdict.value for verdict in Verdict), "errors")
     return _table(head, rows, numbers=len(Verdict) + 1)
 
@@ -90,16 +125,18 @@ def _target(target: TargetReport) -> list[str]:
     for error in target.errors:
         lines += ["", f"> **error:** {'<br>'.join(_text(line) for line in error.splitlines())}"]
     for item in target.diagnoses:
-        if item.get("headline"):
+        if item.get("headline") and item.get("verdict") != Verdict.PASS:
             lines += ["", f"> **diagnosis:** {_text(str(item['headline']))}"]
     if target.checks:
         bad = [check for check in target.checks if check.verdict in _BAD]
         good = [check for check in target.checks if check.verdict not in _BAD]
         rows = [
-            [_MARKS[check.verdict], _text(check.name), _text(check.summary), _code(check.hint)]
+            [_MARKS[check.verdict], _text(check.name), _text(check.summary, _CELL), _next(check.hint)]
             for check in bad
         ]
-        rows += [[_MARKS[check.verdict], _text(check.name), _text(check.summary), ""] for check in good]
+        rows += [
+            [_MARKS[check.verdict], _text(check.name), _text(check.summary, _CELL), ""] for check in good
+        ]
         lines += ["", *_table(("verdict", "check", "found", "next"), rows)]
     points = points_of(target)
     if points:

@@ -28,6 +28,7 @@ main,header,footer{max-width:1320px;margin:0 auto;padding:0 max(16px,env(safe-ar
 header{padding-top:20px}footer{padding-top:24px;padding-bottom:32px;color:var(--dim);font-size:14px}
 h1{font-size:26px;line-height:1.25;margin:0 0 8px;overflow-wrap:anywhere}
 h2{font-size:21px;margin:36px 0 10px;padding-top:14px;border-top:1px solid var(--line);overflow-wrap:anywhere}
+h2 .dim{font-size:16px;font-weight:400}
 h3{font-size:17px;margin:24px 0 8px}
 p{margin:8px 0;overflow-wrap:anywhere}
 a{color:var(--link)}
@@ -49,7 +50,10 @@ code,pre{font:13.5px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation
 code{background:var(--soft);padding:1px 5px;border-radius:4px;overflow-wrap:anywhere}
 pre{background:var(--soft);border:1px solid var(--line);border-radius:6px;padding:10px 12px;margin:6px 0;white-space:pre-wrap;
 overflow-wrap:anywhere;max-height:420px;overflow-y:auto}
-@media print{pre{max-height:none}}
+@media print{pre{max-height:none}details.check::details-content,details.told::details-content{content-visibility:visible;
+block-size:auto}main,header,footer{max-width:none;padding-left:0;padding-right:0}th,td{padding:3px 5px}th,th.n{white-space:normal}
+td{overflow-wrap:anywhere}td.n,td:first-child{overflow-wrap:normal}table{font-size:10.5px}.charts{grid-template-columns:1fr 1fr 1fr}
+@page{size:landscape;margin:12mm}}
 .check{border-bottom:1px solid var(--line);padding:5px 14px;margin:0;overflow-wrap:anywhere}
 .check.card{border:1px solid var(--line);border-radius:6px;padding:9px 14px;margin:8px 0}
 .check p{margin:4px 0}.top{display:flex;flex-wrap:wrap;gap:4px 10px;align-items:baseline}

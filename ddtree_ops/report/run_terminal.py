@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -25,6 +27,7 @@ _MARK = {
     Verdict.INCONCLUSIVE: ("?", "?", "yellow"),
     Verdict.SKIPPED: ("-", "-", "dim"),
 }
+_BAD = (Verdict.FAIL, Verdict.INCONCLUSIVE)
 _COLUMNS = {
     "speedup": "SPEED-UP",
     "output_rate": "TOK/S",
@@ -38,32 +41,40 @@ _COLUMNS = {
 _EVIDENCE = 3
 
 
-def print_run(console: Console, report: RunReport, *, verbose: bool = False) -> None:
+def print_run(
+    console: Console, report: RunReport, *, verbose: bool = False, kept: Path | str | None = None
+) -> None:
     """Every target: its checks, with evidence and the next command where one did not pass, its bench points, figures,
     diagnoses and errors; at last the verdict of all.
 
     :param verbose: evidence of every check, and every figure with samples, spread and source.
+    :param kept: where the report lies, for those who look for the rest of the evidence.
     """
     report = clean(report)
+    where = f"in {kept}" if kept else "in the report"
     for target in report.targets:
-        _target(console, target, verbose)
+        _target(console, target, verbose, where, "" if report.complete else " so far")
     if not report.complete:
         say(console, Text("partial: the run was not finished, and more was to come", "yellow"))
     checks = [check for target in report.targets for check in target.checks]
     counts = [(verdict, sum(check.verdict is verdict for check in checks)) for verdict in Verdict]
-    parts = ", ".join(f"{many} {verdict.value}" for verdict, many in counts if many) or "nothing was checked"
+    found = [f"{many} {verdict.value}" for verdict, many in counts if many] or ["nothing was checked"]
+    errors = sum(len(target.errors) for target in report.targets)
+    parts = ", ".join((*found, count(errors, "error")) if errors else found)
     line = Text.assemble(
         f"{report.command} {report.id}: ", (report.verdict.value, _MARK[report.verdict][2]), f" ({parts})"
     )
     say(console, line)
 
 
-def _target(console: Console, target: TargetReport, verbose: bool) -> None:
+def _target(console: Console, target: TargetReport, verbose: bool, where: str, so_far: str) -> None:
     head = Text.assemble((target.target, "bold cyan"), " ", (target.verdict.value, _MARK[target.verdict][2]))
+    if target.verdict is Verdict.PASS:
+        head.append(so_far)
     say(console, head)
     width = max((len(check.name) for check in target.checks), default=0)
-    for check in target.checks:
-        _check(console, check, width, verbose)
+    for check in target.checks if verbose else _shortened(target.checks):
+        _check(console, check, width, verbose, where)
     points = points_of(target)
     if points:
         for line in _points(points):
@@ -87,13 +98,43 @@ def _target(console: Console, target: TargetReport, verbose: bool) -> None:
         for line in table_lines(("FIGURE", "VALUE", "UNIT", "SAMPLES", "SPREAD", "SOURCE"), rows, looks):
             say(console, line, indent=2)
     for item in target.diagnoses:
-        if item.get("headline"):
-            indented(console, f"diagnosis: {item['headline']}", 2, "yellow")
+        headline = str(item.get("headline") or "")
+        told = any(headline in check.summary for check in target.checks if check.verdict in _BAD)
+        if headline and item.get("verdict") != Verdict.PASS and not told:
+            indented(console, f"diagnosis: {headline}", 2, "yellow")
     for error in target.errors:
         indented(console, error, 2, "red")
 
 
-def _check(console: Console, check: CheckResult, width: int, verbose: bool) -> None:
+def _shortened(checks: Sequence[CheckResult]) -> list[CheckResult]:
+    """The checks with what was said before left out: a consequence of an earlier failure keeps its line alone, and a piece
+    of evidence is shown once.
+    """
+    short: list[CheckResult] = []
+    failed: list[CheckResult] = []
+    seen: set[tuple[str, str]] = set()
+    for check in checks:
+        if check.verdict is not Verdict.FAIL:
+            short.append(check)
+            continue
+        if any(_follows(check, earlier) for earlier in failed):
+            short.append(replace(check, evidence=(), hint=""))
+        else:
+            fresh = tuple(each for each in check.evidence if (each.source, each.text) not in seen)
+            short.append(replace(check, evidence=fresh))
+        seen.update((each.source, each.text) for each in check.evidence)
+        failed.append(check)
+    return short
+
+
+def _follows(check: CheckResult, earlier: CheckResult) -> bool:
+    """Says the same as an earlier failure: in its words, or (a unit that did not hold) with the same next command."""
+    return check.summary in earlier.summary or (
+        check.name == "steady" and check.hint != "" and check.hint == earlier.hint
+    )
+
+
+def _check(console: Console, check: CheckResult, width: int, verbose: bool, where: str) -> None:
     utf = (console.encoding or "").lower().replace("-", "").startswith("utf")
     mark, ascii_mark, style = _MARK[check.verdict]
     line = Text.assemble((f"{mark if utf else ascii_mark} ", style), (f"{check.name:<{width}}  ", "bold"))
@@ -101,7 +142,7 @@ def _check(console: Console, check: CheckResult, width: int, verbose: bool) -> N
     if check.seconds >= 1:
         line.append(f"  {duration(check.seconds)}", "dim")
     say(console, line, indent=2)
-    bad = check.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)
+    bad = check.verdict in _BAD
     shown_evidence = check.evidence if verbose else check.evidence[:_EVIDENCE] if bad else ()
     for item in shown_evidence:
         place = f" line {item.line}" if item.line is not None else ""
@@ -112,7 +153,7 @@ def _check(console: Console, check: CheckResult, width: int, verbose: bool) -> N
             indented(console, f"  ... {len(lines) - len(kept)} more lines", 6, "dim")
     more = len(check.evidence) - len(shown_evidence)
     if bad and more:
-        indented(console, f"{count(more, 'more piece')} of evidence in the report", 6, "dim")
+        indented(console, f"{count(more, 'more piece')} of evidence {where}", 6, "dim")
     if check.hint and check.verdict is not Verdict.PASS:
         indented(console, f"next: {check.hint}", 6)
 

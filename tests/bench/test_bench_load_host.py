@@ -32,6 +32,11 @@ STREAMS = {
     "silent": [text(content=""), event(USAGE), DONE],
     "refused": [event({"error": {"message": "no room"}}), DONE],
     "garbage": [b"data: {not json\n\n"],
+    "other line ends": [
+        b'data: {"choices": [{"delta": {"content": "a\xe2\x80\xa8b\xc2\x85c"}}]}\r\n\r\n',
+        event(USAGE),
+        DONE,
+    ],
 }
 
 
@@ -88,6 +93,7 @@ def loaded(server: Any, *prompts: str, concurrency: int = 1, key: str = "") -> l
         ("silent", 7, "an answer without any text"),
         ("refused", None, "no room"),
         ("garbage", None, "JSONDecodeError"),
+        ("other line ends", 7, ""),
         ("busy", None, '503: {"error": "later"}'),
     ],
 )

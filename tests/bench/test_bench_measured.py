@@ -189,6 +189,14 @@ class TestBenchServing:
         noise = f"{{not json\n{GOLDEN}\nclosing\n"
         assert parse_bench_serving(noise, requested=6) == parse_bench_serving(GOLDEN, requested=6)
 
+    @pytest.mark.parametrize("end", ["\x85", "\u2028", "\x1c"])
+    def test_only_a_line_feed_ends_its_line(self, end):
+        document = {**json.loads(GOLDEN.splitlines()[-1]), "generated_texts": [f"a{end}{{b"]}
+        line = json.dumps(document, ensure_ascii=False)
+        assert parse_bench_serving(f"begin{end}\n{line}\n", requested=6) == parse_bench_serving(
+            GOLDEN, requested=6
+        )
+
     def test_the_command_line_has_no_key_and_is_no_shell_text(self):
         service = Service(unit="s.service", runtime="r", venv="/v", model="/models/a b;c", port=30001)
         target = Target(host=Host(name="h"), service=service, runtime=RuntimeSpec())

@@ -18,6 +18,8 @@ from ddtree_ops.checks.validation.acceptance_judging import (
     accounting,
     contradictions,
     judge_acceptance,
+    judge_said,
+    same_algorithm,
     total_counts,
 )
 from ddtree_ops.checks.validation.acceptance_prompts import Ask, kinds, pick_prompts, render
@@ -29,9 +31,10 @@ from ddtree_ops.checks.validation.golden import (
     other_target,
     save,
     server_facts,
+    with_gaps,
 )
 from ddtree_ops.checks.validation.lossless_judging import Answer
-from ddtree_ops.errors import ConfigError, OpsError
+from ddtree_ops.errors import ConfigError, Inconclusive, OpsError
 from ddtree_ops.noise import compare
 from ddtree_ops.results import Verdict
 
@@ -73,6 +76,17 @@ GOOD = [counts("code-1", 1, 2, 3, 4), counts("prose-1", 5, 5)]
         (GOOD, {"decode": log(2.2, 2.4, 2.1)}, PASS, "2.25"),
         (GOOD, {"decode": log(4.0, 4.0, 4.0)}, INCONCLUSIVE, "the log says 4.00 tokens a step (3 decode lines)"),
         (GOOD, {"decode": log(4.0)}, PASS, "2.25"),
+        (GOOD, {"decode": log(2.8, 2.8, 2.8)}, PASS, "2.25"),
+        (GOOD, {"decode": log(2.9, 2.9, 2.9)}, INCONCLUSIVE, "the log says 2.90"),
+        (GOOD, {"decode": log(1.6, 1.6, 1.6)}, INCONCLUSIVE, "the log says 1.60"),
+        (GOOD, {"answered": 2}, PASS, "2.25"),
+        (GOOD, {"answered": 3}, INCONCLUSIVE, "2 of 3 answers carry speculative counts"),
+        (GOOD * 5, {"answered": 11}, PASS, "2.25"),
+        (GOOD * 5, {"answered": 12}, INCONCLUSIVE, "10 of 12 answers carry speculative counts"),
+        ([counts("a", 0, 2)], {}, INCONCLUSIVE, "2 verify steps in 1 answer: an accept length needs 10"),
+        ([counts("a", 0, 9)], {}, INCONCLUSIVE, "9 verify steps"),
+        ([counts("a", 0, 10)], {}, PASS, "accept length 2.00"),
+        ([counts("a", 0, *[0] * 7, 2)], {}, FAIL, "exceed the block size"),
         (GOOD, {"decode": log(2.2, 9.1, 2.2)}, FAIL, "the log: 9.10 tokens a step exceed"),
         (GOOD, {"server": 9.1}, FAIL, "/server_info: 9.10 tokens a step exceed"),
         (GOOD, {"server": 3.1}, PASS, "2.25"),
@@ -107,6 +121,46 @@ def test_counts_of_an_answer() -> None:
     answer = Generation("t", "stop", 9, 0.1, verify_steps=2, accepted_drafts=6, histogram=(0, 0, 0, 2))
     assert Counts.of("a", answer) == Counts("a", 2, 6, 9, 1, (0, 0, 0, 2))
     assert Counts.of("a", Generation("t", "stop", 9, 0.1)) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("DDTREE", "DDTREE", True),
+        ("ddtree", "DDTREE", True),
+        ("NEXTN", "EAGLE", True),
+        ("DDTREE", "DFLASH", False),
+        ("DDTREE", "EAGLE", False),
+        ("EAGLE", "EAGLE3", False),
+    ],
+)
+def test_the_algorithm_is_the_configured_one(one: str, other: str, same: bool) -> None:
+    assert same_algorithm(one, other) is same
+
+
+SENSE = "The harbour office keeps a ledger of every vessel that has asked for a berth since the spring."
+
+
+@pytest.mark.parametrize(
+    ("texts", "quality", "verdict", "words"),
+    [
+        ([SENSE] * 12, True, None, ""),
+        ([SENSE] * 9 + ["!" * 80] * 3, True, None, ""),
+        ([SENSE] * 8 + ["!" * 80] * 4, True, FAIL, "4 of 12 answers garbage"),
+        (["!" * 80] * 12, True, FAIL, "their accept length says nothing"),
+        (["!" * 80] * 12, False, None, ""),
+        ([""] * 12, True, FAIL, "12 of 12 answers have tokens and no text (p0)"),
+        ([""] * 12, False, INCONCLUSIVE, "tokens and no text"),
+        ([], True, None, ""),
+    ],
+)
+def test_answers_that_are_no_text(
+    texts: list[str], quality: bool, verdict: Verdict | None, words: str
+) -> None:
+    said = [(f"p{place}", Generation(text, "length", 24, 0.1)) for place, text in enumerate(texts)]
+    found = judge_said(said, quality=quality)
+    assert (None if found is None else found.verdict) is verdict
+    assert words in ("" if found is None else found.summary)
 
 
 # -------------------------------------------------------------------------------------------------- the prompts
@@ -303,3 +357,28 @@ def test_the_token_that_ended_an_answer_counts() -> None:
     assert answer_of(Generation("t", "stop", 2, 0.1, output_ids=(4, 5), meta=meta)).ids == (4, 5)
     meta = {"finish_reason": {"type": "length", "length": 2}}
     assert answer_of(Generation("t", "length", 2, 0.1, output_ids=(4, 5), meta=meta)).ids == (4, 5)
+
+
+def test_log_probabilities_that_are_no_numbers_are_left_out() -> None:
+    rows = [[float("nan"), 4, None], [float("-inf"), 5, None], [-0.1, 6, None], ["x", 7], [], 3, [-0.2, None]]
+    meta: dict[str, Any] = {"finish_reason": {"type": "length"}, "output_top_logprobs": [rows, "x", None]}
+    found = answer_of(Generation("t", "length", 3, 0.1, output_ids=(6, 6, 6), meta=meta))
+    assert found.best == (((6, -0.1),), (), ())
+    meta = {"finish_reason": {"type": "length"}, "output_top_logprobs": 7}
+    assert answer_of(Generation("t", "length", 1, 0.1, output_ids=(6,), meta=meta)).best == ()
+
+
+def test_a_baseline_without_log_probabilities_is_none() -> None:
+    with_gaps(GOLDEN, "box")
+    blind = replace(GOLDEN.prompts[1], first=replace(ONE, best=()))
+    with pytest.raises(Inconclusive, match=r"1 of 2 answers .* no log-probabilities \(a-2\)"):
+        with_gaps(replace(GOLDEN, prompts=(GOLDEN.prompts[0], blind)), "box")
+
+
+def test_a_golden_file_whose_prompts_were_edited_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "golden.json"
+    document = GOLDEN.to_json()
+    document["prompts"][0]["text"] = "two"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="not those that it was recorded with"):
+        load(path)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ddtree_ops.checks.engine import Generation
+from ddtree_ops.checks.validation.golden import answer_of
 from ddtree_ops.checks.validation.lossless_judging import (
     EPSILON,
+    GROSS,
     Answer,
     Compared,
     Outcome,
@@ -65,10 +68,50 @@ def test_an_answer_against_a_steady_baseline(
     assert found.tokens == (4 if outcome is Outcome.EQUAL else place or 0)
 
 
-def test_a_gap_of_epsilon_is_no_near_tie() -> None:
-    near = Answer((1,), "a", "length", (best((0.0, 1), (-EPSILON, 2)),))
-    assert compare_answers("p", near, near, answer(2)).outcome is Outcome.MISMATCH
-    assert compare_answers("p", near, near, answer(2), epsilon=EPSILON * 1.01).outcome is Outcome.NEAR_TIE
+@pytest.mark.parametrize(
+    ("gap", "more", "outcome"),
+    [
+        (0.25, {}, Outcome.NEAR_TIE),  # one step of a logit above 32, or one of each logit below
+        (EPSILON, {}, Outcome.DOUBTFUL),
+        (0.5, {}, Outcome.DOUBTFUL),  # one step of each of two logits above 32
+        (2 * EPSILON, {}, Outcome.MISMATCH),
+        (0.3, {"epsilon": 0.52}, Outcome.NEAR_TIE),
+        (0.05, {"epsilon": 0.001}, Outcome.MISMATCH),
+        (0.0015, {"epsilon": 0.001}, Outcome.DOUBTFUL),
+    ],
+)
+def test_the_borders_of_a_near_tie(gap: float, more: dict[str, float], outcome: Outcome) -> None:
+    near = Answer((1,), "a", "length", (best((0.0, 1), (-gap, 2)),))
+    assert compare_answers("p", near, near, answer(2), **more).outcome is outcome
+    below = Answer((1,), "a", "length", (best((0.0, 5), (-gap, 1), (-gap, 2)),))
+    assert compare_answers("p", below, below, answer(2), **more).outcome is outcome, "both below the best"
+
+
+@pytest.mark.parametrize(("last", "outcome"), [(0.51, Outcome.UNKNOWN), (0.53, Outcome.MISMATCH)])
+def test_the_border_of_a_token_that_is_not_among_the_best(last: float, outcome: Outcome) -> None:
+    listed = Answer((1,), "a", "length", (best((0.0, 1), (-0.1, 2), (-last, 3)),))
+    assert compare_answers("p", listed, listed, answer(9)).outcome is outcome
+
+
+def test_the_token_that_ended_an_answer_is_compared() -> None:
+    """Without it an answer that ends early would be one that only breaks off."""
+
+    def said(*ids: int, matched: int) -> Answer:
+        meta = {
+            "finish_reason": {"type": "stop", "matched": matched},
+            "output_top_logprobs": [[[0.0, place, None], [-3.0, 99, None]] for place in (4, 5, 6, 7)],
+        }
+        return answer_of(Generation("t", "stop", len(ids), 0.1, output_ids=ids, meta=meta))
+
+    alone = said(4, 5, 6, matched=7)
+    assert compare_answers("p", alone, alone, said(4, 5, 6, matched=7)).tokens == 4
+    early = compare_answers("p", alone, alone, said(4, 5, matched=99))
+    assert (early.outcome, early.place, early.seen, early.gap) == (
+        Outcome.MISMATCH,
+        2,
+        99,
+        pytest.approx(3.0),
+    )
 
 
 def test_two_tokens_close_to_each_other_and_far_from_the_best_are_no_near_tie() -> None:
@@ -110,6 +153,13 @@ def test_texts_prove_only_equality() -> None:
     plain = Answer((), "text", "stop")
     assert compare_answers("p", plain, plain, Answer((), "text", "stop")).outcome is Outcome.EQUAL
     assert compare_answers("p", plain, plain, Answer((), "texts", "stop")).outcome is Outcome.UNKNOWN
+    silent = Answer((), "", "stop")
+    assert compare_answers("p", silent, silent, silent).outcome is Outcome.UNKNOWN, "nothing was compared"
+    assert judge_single([compare_answers("p", silent, silent, silent)] * 17, 0).verdict is INCONCLUSIVE
+    texts = judge_single([compare_answers("p", plain, plain, plain)] * 17, 0)
+    assert (texts.verdict, texts.summary) == (INCONCLUSIVE, "too little was compared: 0 tokens of 17 prompts")
+    many = judge_batch(8, [compare_answers("p", plain, plain, plain)] * 17, rows(equal=17))
+    assert (many.verdict, "too little was compared" in many.summary) == (INCONCLUSIVE, True)
     assert self_difference(plain, Answer((), "other", "stop")) == 0
     assert self_difference(plain, plain) is None
 
@@ -155,12 +205,12 @@ def rows(**numbers: int) -> list[Compared]:
         ({"equal": 15, "unknown": 1}, 0, INCONCLUSIVE, "gap is not known"),
         ({"equal": 7, "unsteady": 9}, 9, INCONCLUSIVE, "does not agree with itself on 9 of 16"),
         ({"mismatch": 7, "unsteady": 9}, 9, INCONCLUSIVE, "does not agree with itself"),
-        (
-            {"equal": 10, "mismatch": 3, "unsteady": 3},
-            3,
-            INCONCLUSIVE,
-            "the baseline differs from itself on 3",
-        ),
+        ({"equal": 13, "mismatch": 1, "unsteady": 3}, 3, FAIL, "not lossless on 1 of 17"),
+        ({"equal": 9, "mismatch": 7, "unsteady": 1}, 1, FAIL, "not lossless on 7 of 17"),
+        ({"equal": 15, "doubtful": 1}, 0, INCONCLUSIVE, "rounding only where logits are above 32"),
+        ({"equal": 14, "doubtful": 1, "mismatch": 1}, 0, FAIL, "not lossless on 1"),
+        ({"equal": 8, "unsteady": 8}, 8, PASS, "8 of 16 prompts equal, 8 undecided"),
+        ({"equal": 7, "unsteady": 9}, 8, INCONCLUSIVE, "only 7 of 16"),
         ({"equal": 1, "mismatch": 14, "unsteady": 1}, 1, FAIL, "not lossless on 14"),
         ({}, 0, INCONCLUSIVE, "nothing was compared"),
     ],
@@ -172,6 +222,15 @@ def test_the_pass_of_one_at_a_time(
     assert found.verdict is verdict
     assert words in found.summary
     assert found.hint if verdict is FAIL else True
+
+
+def test_only_a_prompt_on_which_the_baseline_parts_from_itself_is_excused() -> None:
+    part = compare_answers("p", FIRST, answer(1, 2, 9, 9), answer(9, 2, 3, 4))
+    assert (part.outcome, part.steady) == (Outcome.MISMATCH, False)
+    excused = judge_single([*rows(equal=15), part], 1)
+    assert (excused.verdict, "does not agree with itself either" in excused.summary) == (INCONCLUSIVE, True)
+    held = judge_single([*rows(equal=14, mismatch=1), part], 1)
+    assert (held.verdict, "not lossless on 1 of 16" in held.summary) == (FAIL, True)
 
 
 def test_near_ties_that_come_at_once_leave_nothing_to_compare() -> None:
@@ -187,8 +246,38 @@ def test_near_ties_that_come_at_once_leave_nothing_to_compare() -> None:
         ({"equal": 12, "near_tie": 4}, {"equal": 16}, PASS, "4 near ties"),
         ({"equal": 14, "mismatch": 2}, {"equal": 14, "mismatch": 2}, PASS, "2 of 16 differ, 2 of 16"),
         ({"equal": 15, "mismatch": 1}, {"equal": 14, "mismatch": 2}, PASS, "1 of 16 differ"),
-        ({"equal": 15, "mismatch": 1}, {"equal": 16}, INCONCLUSIVE, "too few to tell from chance"),
-        ({"equal": 11, "mismatch": 5}, {"equal": 16}, INCONCLUSIVE, "too few to tell"),
+        (
+            {"equal": 12, "doubtful": 4},
+            {"equal": 16},
+            PASS,
+            "0 of 16 differ, 0 of 16 of the baseline's own, 4 near ties",
+        ),
+        ({"equal": 16}, {"equal": 12, "doubtful": 4}, PASS, "0 of 16 of the baseline's own"),
+        (
+            {"equal": 8, "mismatch": 8},
+            {"equal": 4, "mismatch": 4, "unknown": 8},
+            PASS,
+            "8 of 16 differ, 4 of 8",
+        ),
+        (
+            {"equal": 4, "mismatch": 4, "unknown": 8},
+            {"equal": 12, "mismatch": 4},
+            PASS,
+            "(p 0.22, by chance)",
+        ),
+        (
+            {"equal": 3, "mismatch": 5, "unknown": 8},
+            {"equal": 11, "mismatch": 5},
+            INCONCLUSIVE,
+            "5 of 8 differ, 5 of 16",
+        ),
+        (
+            {"equal": 15, "mismatch": 1},
+            {"equal": 16},
+            INCONCLUSIVE,
+            "no rounding of a batch explains it (p 0.5)",
+        ),
+        ({"equal": 11, "mismatch": 5}, {"equal": 16}, INCONCLUSIVE, "no rounding of a batch explains it"),
         ({"equal": 10, "mismatch": 6}, {"equal": 16}, FAIL, "6 of 16 differ, 0 of 16 of the baseline's own"),
         ({"mismatch": 16}, {"equal": 16}, FAIL, "p "),
         ({"mismatch": 16}, {"mismatch": 8, "equal": 8}, FAIL, "16 of 16 differ, 8 of 16"),
@@ -203,6 +292,38 @@ def test_the_pass_at_a_higher_batch(
     assert found.verdict is verdict
     assert words in found.summary
     assert found.summary.startswith("batch 8")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "gap", "verdict", "words"),
+    [
+        (1, 0.6, PASS, "1 of 17 differ, 0 of 17 of the baseline's own (p 0.5, by chance)"),
+        (2, 0.99, PASS, "2 of 17 differ"),
+        (2, GROSS, INCONCLUSIVE, "no rounding of a batch explains it"),
+        (2, None, INCONCLUSIVE, "no rounding of a batch explains it"),
+        (3, 0.6, INCONCLUSIVE, "too few to tell from chance (p 0.11)"),
+        (5, 0.6, INCONCLUSIVE, "too few to tell from chance (p 0.022)"),
+        (6, 0.6, FAIL, "(p 0.0092)"),
+    ],
+)
+def test_a_few_small_differences_in_a_batch_are_chance(
+    wrong: int, gap: float | None, verdict: Verdict, words: str
+) -> None:
+    differ = [Compared("p", Outcome.MISMATCH, 5, 10, 5, 1, 2, gap)] * wrong
+    found = judge_batch(8, [*rows(equal=17 - wrong), *differ], rows(equal=17))
+    assert found.verdict is verdict
+    assert words in found.summary
+
+
+def test_two_of_three_are_no_chance() -> None:
+    small = [Compared("p", Outcome.MISMATCH, 5, 10, 5, 1, 2, 0.6)] * 2
+    found = judge_batch(8, [*rows(equal=1), *small], rows(equal=17))
+    assert (found.verdict, "(p 0.016)" in found.summary) == (INCONCLUSIVE, True), found
+
+
+def test_a_bound_of_a_gap_may_be_a_gross_one() -> None:
+    assert Compared("p", Outcome.MISMATCH, 5, 10, 5, 1, 2, 0.6, at_least=True).gross
+    assert not Compared("p", Outcome.DOUBTFUL, 5, 10, 5, 1, 2, 3.0).gross
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,17 @@ One engine serves all tests; its faults are switched by a file. Where a fault en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from ddtree_ops.checks.engine import EngineClient, EngineError
+from ddtree_ops.checks.engine import Chat, EngineClient, EngineError, Generation, Model, ServerInfo
+from ddtree_ops.checks.validation.asking import NO_THOUGHTS, answered
 from ddtree_ops.checks.validation.base import Context
 from ddtree_ops.checks.validation.registry import checks
 from ddtree_ops.checks.validation.standing import ASKED, MEMORY
@@ -238,3 +242,135 @@ def test_sense_is_not_asked_of_nonsense(bench: Bench, name: str) -> None:
 @pytest.mark.parametrize("name", ["short-chat", "garbage", "unicode", "prefix-hit"])
 def test_nonsense_passes_where_sense_is_not_judged(bench: Bench, name: str) -> None:
     assert bench.check(name, "garbage", quality=False).verdict is not Verdict.FAIL
+
+
+@contextmanager
+def another_user(bench: Bench) -> Iterator[None]:
+    """A request of somebody else that runs all along."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Write about ships."}], "stream": True}
+    url = f"http://127.0.0.1:{bench.process.port}/v1/chat/completions"
+    body |= {"max_tokens": 7000, "ignore_eos": True}
+    with httpx.Client(trust_env=False) as client, client.stream("POST", url, json=body) as answer:
+        assert answer.status_code == 200
+        pieces = answer.iter_bytes()
+        next(pieces)
+        yield
+
+
+def test_a_request_of_somebody_else_is_no_failure_of_abort(bench: Bench) -> None:
+    bench.faults.write_text("")
+    with another_user(bench):
+        found = bench.check("abort", max_tokens=2000)
+    assert found.verdict is Verdict.PASS, found
+    assert (found.facts["requests_of_others"], "1 of others ran on" in found.summary) == (1, True), found
+
+
+@dataclass
+class Scripted:
+    """Stands for an engine whose chats answer from a list; what was asked is kept. One that a template is refused by answers 400."""
+
+    answers: list[tuple[str, str]]
+    refuses: bool = False
+    asked: list[tuple[int, bool]] = field(default_factory=list)
+    generated: int = 0
+
+    def chat(self, model: str, prompt: str, *, max_tokens: int, timeout: float, **more: Any) -> Chat:
+        quiet = more == NO_THOUGHTS
+        self.asked.append((max_tokens, quiet))
+        if quiet and self.refuses:
+            raise EngineError("no such field", kind="status", status=400)
+        text, reason = self.answers.pop(0)
+        tokens = max_tokens if reason == "length" else 9
+        return Chat(model, text, None, reason, 100, tokens, tokens / 100)
+
+    def generate(self, prompt: str, *, max_tokens: int, timeout: float, ignore_eos: bool) -> Generation:
+        self.generated += 1
+        cached = 99 if self.generated > 1 else 0
+        return Generation("It is here.", "stop", 9, 0.1, prompt_tokens=100, cached_tokens=cached)
+
+
+def scripted(engine: Scripted, *, context: int = 262144, timeout: float = 90.0) -> Any:
+    """A context around it, as far as asking needs one."""
+    nothing: Any = None
+    return Context(
+        session=nothing,
+        target=SimpleNamespace(name="one"),  # type: ignore[arg-type]
+        engine=engine,  # type: ignore[arg-type]
+        model=Model("m", context),
+        info=ServerInfo("", None, None, None, None),
+        unit=nothing,
+        control=nothing,
+        report=lambda event: None,
+        timeout=timeout,
+        name="copy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "hint", "told"),
+    [
+        (Verdict.PASS, "", ""),
+        (Verdict.SKIPPED, "why", "why"),
+        (Verdict.FAIL, "", "ddtree-ops logs one --invocation current"),
+        (Verdict.INCONCLUSIVE, "is it?", "is it?; ddtree-ops logs one --invocation current"),
+        (Verdict.FAIL, "ddtree-ops wait one", "ddtree-ops wait one"),
+    ],
+)
+def test_what_is_no_pass_says_what_to_type(verdict: Verdict, hint: str, told: str) -> None:
+    assert scripted(Scripted([])).result(verdict, "said", hint=hint).hint == told
+
+
+CUT, WHOLE = ("<think>\nThe user wants a copy", "length"), ("It is here.", "stop")
+
+
+@pytest.mark.parametrize(
+    ("answers", "more", "asked", "text"),
+    [
+        ([WHOLE], {}, [(512, False)], WHOLE[0]),
+        ([("!" * 60, "length")], {}, [(512, False)], "!" * 60),
+        ([CUT, WHOLE], {}, [(512, False), (512, True)], WHOLE[0]),
+        ([CUT, CUT, WHOLE], {}, [(512, False), (512, True), (4096, False)], WHOLE[0]),
+        ([CUT, CUT, CUT], {}, [(512, False), (512, True), (4096, False)], CUT[0]),
+        ([CUT, WHOLE], {"refuses": True}, [(512, False), (512, True), (4096, False)], WHOLE[0]),
+        ([CUT, CUT, WHOLE], {"context": 6000}, [(512, False), (512, True), (2000, False)], WHOLE[0]),
+        ([CUT, CUT, WHOLE], {"timeout": 10.0}, [(512, False), (512, True), (700, False)], WHOLE[0]),
+        ([CUT, CUT], {"timeout": 6.0}, [(512, False), (512, True)], CUT[0]),
+        ([CUT, CUT], {"context": 700}, [(233, False), (233, True)], CUT[0]),
+    ],
+)
+def test_what_is_cut_off_while_thinking_is_asked_again(
+    answers: list[tuple[str, str]], more: dict[str, Any], asked: list[tuple[int, bool]], text: str
+) -> None:
+    settings = dict(more)
+    engine = Scripted(list(answers), refuses=settings.pop("refuses", False))
+    found = answered(scripted(engine, **settings), "Copy this.", max_tokens=512)
+    assert (engine.asked, found.chat.content) == (asked, text)
+    assert found.max_tokens == asked[-1][0]
+
+
+def test_a_run_asks_without_thoughts_once_that_was_what_helped() -> None:
+    engine = Scripted([CUT, WHOLE, WHOLE])
+    ctx = scripted(engine)
+    assert answered(ctx, "Copy this.", max_tokens=512).more == NO_THOUGHTS
+    answered(ctx, "And this.", max_tokens=64)
+    assert engine.asked == [(512, False), (512, True), (64, True)]
+
+
+SAME, OTHER = [WHOLE] * 3, [WHOLE, ("Somewhere else.", "stop"), ("Somewhere else.", "stop")]
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "words"),
+    [
+        (SAME * 3, Verdict.PASS, "the same answers to 3 prompts"),
+        (SAME + OTHER + SAME + SAME, Verdict.PASS, "once another answer from character 0 on (the last line)"),
+        (SAME + OTHER + OTHER + SAME, Verdict.FAIL, "asked anew it parts early again"),
+        (SAME + OTHER + SAME + OTHER + SAME, Verdict.FAIL, "2 of 3 prompts part so early"),
+    ],
+)
+def test_one_near_tie_is_no_damaged_cache(
+    answers: list[tuple[str, str]], verdict: Verdict, words: str
+) -> None:
+    spec, engine = checks()["prefix-hit"], Scripted(list(answers))
+    found = spec.run(scripted(engine), spec.settings())
+    assert (found.verdict, words in found.summary, engine.answers) == (verdict, True, []), found

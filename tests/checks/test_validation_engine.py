@@ -5,13 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddtree_ops.checks.engine import EngineClient, EngineError, Load, join_stream, sse_events
-from ddtree_ops.inventory.models import Target
+from ddtree_ops.checks.engine import (
+    EngineClient,
+    EngineError,
+    Load,
+    Model,
+    ServerInfo,
+    join_stream,
+    sse_events,
+)
+from ddtree_ops.checks.validation import run
+from ddtree_ops.checks.validation.acceptance import Acceptance, acceptance
+from ddtree_ops.checks.validation.base import CheckSpec, Context, NoSettings
+from ddtree_ops.checks.validation.run import _outcome
+from ddtree_ops.checks.validation.standing import ASKED, Memory, memory
+from ddtree_ops.checks.validation.suites import Planned
+from ddtree_ops.errors import Inconclusive, Interrupted, UnreachableError
+from ddtree_ops.inventory.models import Speculative, Target
 from ddtree_ops.remote.session import Session
+from ddtree_ops.results import Verdict
+from ddtree_ops.secret import MASK, Secret
+from ddtree_ops.service.control import UnitControl
+from ddtree_ops.service.state import UnitState
 
 Recorded = Callable[[dict[str, tuple[int, bytes]]], AbstractContextManager[Target]]
 CHAT = "/v1/chat/completions"
@@ -141,3 +163,257 @@ def test_counts_of_a_generation(recorded: Recorded, local_session: Session) -> N
         found = engine.generate([1, 2, 3], max_tokens=8, timeout=5, return_logprob=False)
     assert (found.cached_tokens, found.prompt_tokens, found.histogram) == (2, 3, (0, 0, 1, 1))
     assert (found.output_ids, found.accept_length) == ((318,) * 8, 3.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind", "words"),
+    [
+        (200, b"[]", "shape", "lists no rank"),
+        (200, b"{}", "shape", "lists no rank"),
+        (500, b"[]", "status", "500"),
+        (200, b'[{"num_reqs":"0","num_waiting_reqs":0,"num_tokens":0}]', "shape", "no count"),
+        (200, b'[{"num_reqs":0,"num_waiting_reqs":0,"num_tokens":NaN}]', "shape", "no count"),
+        (200, b'[{"num_reqs":0,"num_waiting_reqs":0,"num_tokens":-1}]', "shape", "no count"),
+        (200, b'[{"num_reqs":0}]', "shape", "no list of loads"),
+    ],
+)
+def test_a_load_that_says_nothing(
+    recorded: Recorded, local_session: Session, status: int, answer: bytes, kind: str, words: str
+) -> None:
+    with (
+        recorded({"/get_load": (status, answer)}) as target,
+        EngineClient(local_session, target) as engine,
+        pytest.raises(EngineError) as caught,
+    ):
+        engine.load()
+    assert (caught.value.kind, words in caught.value.message) == (kind, True), caught.value.message
+
+
+META = '"finish_reason":{"type":"length"},"completion_tokens":8'
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        '"finish_reason":null,"completion_tokens":Infinity',
+        '"finish_reason":null,"completion_tokens":1e400',
+        '"finish_reason":null,"completion_tokens":"8"',
+        '"finish_reason":null,"completion_tokens":8.5',
+        f'{META},"spec_verify_ct":NaN,"spec_accepted_drafts":3',
+        f'{META},"spec_verify_ct":2,"spec_accepted_drafts":NaN',
+        f'{META},"spec_verify_ct":-2,"spec_accepted_drafts":3',
+        f'{META},"spec_verify_ct":2,"spec_accepted_drafts":-1',
+        f'{META},"spec_verify_ct":true,"spec_accepted_drafts":1',
+        f'{META},"spec_verify_ct":2,"spec_accepted_drafts":"3"',
+        f'{META},"spec_accept_histogram":[1,-1]',
+        f'{META},"spec_accept_histogram":7',
+        f'{META},"spec_accept_length":Infinity',
+        f'{META},"cached_tokens":"x"',
+    ],
+)
+def test_counts_that_are_none_are_another_shape(
+    recorded: Recorded, local_session: Session, meta: str
+) -> None:
+    body = f'{{"text":"a","output_ids":[1],"meta_info":{{{meta}}}}}'.encode()
+    with (
+        recorded({"/generate": (200, body)}) as target,
+        EngineClient(local_session, target) as engine,
+        pytest.raises(EngineError) as caught,
+    ):
+        engine.generate("hi", max_tokens=8, timeout=5)
+    assert caught.value.kind == "shape"
+
+
+@pytest.mark.parametrize(
+    ("message", "tokens"),
+    [
+        ('{"content":["a"]}', "1"),
+        ('{"content":7}', "1"),
+        ('{"content":"a","reasoning_content":{}}', "1"),
+        ('{"content":"a","tool_calls":["x"]}', "1"),
+        ('{"content":"a","tool_calls":7}', "1"),
+        ('{"content":"a"}', "1e400"),
+        ('{"content":"a"}', "Infinity"),
+        ('{"content":"a"}', '"1"'),
+        ('{"content":"a"}', "-1"),
+    ],
+)
+def test_a_chat_of_another_shape(
+    recorded: Recorded, local_session: Session, message: str, tokens: str
+) -> None:
+    usage = f'{{"prompt_tokens":1,"completion_tokens":{tokens}}}'
+    body = (
+        f'{{"model":"m","choices":[{{"message":{message},"finish_reason":"stop"}}],"usage":{usage}}}'.encode()
+    )
+    events = (
+        f'data: {{"choices":[{{"delta":{message},"finish_reason":"stop"}}],"usage":{usage}}}\n\n'.encode()
+    )
+    with (
+        recorded({CHAT: (200, body)}) as target,
+        EngineClient(local_session, target) as engine,
+        pytest.raises(EngineError) as caught,
+    ):
+        engine.chat("m", "hi", max_tokens=8, timeout=5)
+    assert caught.value.kind == "shape"
+    if "tool_calls" not in message:
+        with recorded({CHAT: (200, events)}) as target, pytest.raises(EngineError) as caught:
+            stream(local_session, target)
+        assert caught.value.kind == "shape"
+
+
+@pytest.mark.parametrize("length", ['"8192"', "NaN", "[1]", "-1", "8192.5"])
+def test_a_context_length_of_another_shape(recorded: Recorded, local_session: Session, length: str) -> None:
+    body = f'{{"data":[{{"id":"m","max_model_len":{length}}}]}}'.encode()
+    with (
+        recorded({"/v1/models": (200, body)}) as target,
+        EngineClient(local_session, target) as engine,
+        pytest.raises(EngineError) as caught,
+    ):
+        engine.models()
+    assert caught.value.kind == "shape"
+
+
+@pytest.mark.parametrize("length", ["NaN", "Infinity", "true", '"4"', "null"])
+def test_an_average_that_is_no_number_is_not_told(
+    recorded: Recorded, local_session: Session, length: str
+) -> None:
+    body = f'{{"internal_states":[{{"avg_spec_accept_length":{length}}}]}}'.encode()
+    with recorded({"/server_info": (200, body)}) as target, EngineClient(local_session, target) as engine:
+        assert engine.server_info().avg_accept_length is None
+
+
+def context(session: Session, target: Target, engine: EngineClient, **more: Any) -> Context:
+    return Context(
+        session=session,
+        target=target,
+        engine=engine,
+        model=Model("m"),
+        info=ServerInfo("", "DFLASH", None, None, None),
+        unit=UnitState.parse({"LoadState": "loaded", "ActiveState": "active"}),
+        control=UnitControl(session, "x.service"),
+        report=lambda _: None,
+        timeout=5,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(("status", "answer"), [(200, b"[]"), (200, b"{}"), (500, b"[]")])
+def test_a_load_that_says_nothing_is_no_idle_engine(
+    recorded: Recorded, local_session: Session, status: int, answer: bytes
+) -> None:
+    with recorded({"/get_load": (status, answer)}) as target, EngineClient(local_session, target) as engine:
+        found = memory(context(local_session, target, engine, shared={ASKED: True}), Memory())
+    assert found.verdict is Verdict.INCONCLUSIVE
+
+
+def test_another_algorithm_than_the_configured_one_fails(recorded: Recorded, local_session: Session) -> None:
+    with recorded({}) as target, EngineClient(local_session, target) as engine:
+        service = target.service.model_copy(update={"speculative": Speculative(budget=32)})
+        ctx = context(local_session, target.model_copy(update={"service": service}), engine)
+        found = acceptance(ctx, Acceptance())
+    assert (found.verdict, found.summary) == (
+        Verdict.FAIL,
+        "DDTREE is configured, and the server runs DFLASH",
+    )
+    assert "ddtree-ops deploy recorded" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "verdict", "words"),
+    [
+        ("The ledger is kept in the harbour office.", True, Verdict.PASS, "accept length 3.00"),
+        ("!" * 64, True, Verdict.FAIL, "12 of 12 answers garbage"),
+        ("", True, Verdict.FAIL, "tokens and no text"),
+        ("The ledger is kept in the harbour office.", False, Verdict.INCONCLUSIVE, "no accept length"),
+    ],
+)
+def test_acceptance_of_answers_that_are_none(
+    recorded: Recorded, local_session: Session, text: str, counts: bool, verdict: Verdict, words: str
+) -> None:
+    meta = {"finish_reason": {"type": "length"}, "completion_tokens": 13, "prompt_tokens": 3}
+    spec = {"spec_verify_ct": 4, "spec_accepted_drafts": 8} if counts else {}
+    answers = {
+        "/generate": (200, json.dumps({"text": text, "meta_info": {**meta, **spec}}).encode()),
+        "/server_info": (200, b'{"speculative_algorithm":"DFLASH"}'),
+    }
+    with recorded(answers) as target, EngineClient(local_session, target) as engine:
+        found = acceptance(context(local_session, target, engine), Acceptance())
+    assert found.verdict is verdict, found
+    assert words in found.summary
+
+
+def raising(error: Exception) -> Planned:
+    def broken(ctx: Context, settings: Any) -> Any:
+        raise error
+
+    return Planned(CheckSpec("odd", "odd", broken), NoSettings())
+
+
+def test_a_check_that_breaks_is_a_failed_check(recorded: Recorded, local_session: Session) -> None:
+    with recorded({}) as target, EngineClient(local_session, target) as engine:
+        ctx = context(local_session, target, engine, name="odd", api_key=Secret("sk-very-secret"))
+        found, error = _outcome(ctx, raising(OverflowError("too large: sk-very-secret")))
+        assert (found.name, found.verdict, error) == ("odd", Verdict.FAIL, None)
+        assert found.summary == f"the check itself broke: OverflowError: too large: {MASK}"
+        (shown,) = found.evidence
+        assert "raise error" in shown.text and "test_validation_engine.py" in shown.text
+        assert "sk-very-secret" not in json.dumps(found.to_json())
+        assert _outcome(ctx, raising(Inconclusive("who knows")))[0].verdict is Verdict.INCONCLUSIVE
+        refused = EngineError("no", kind="status", status=500)
+        assert _outcome(ctx, raising(refused)) == (ctx.result(Verdict.FAIL, "no"), refused)
+        for ended in (UnreachableError("gone"), Interrupted("stop")):
+            with pytest.raises(type(ended)):
+                _outcome(ctx, raising(ended))
+
+
+def test_the_others_are_asked_after_a_check_that_broke(
+    recorded: Recorded, local_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = UnitState.parse({"LoadState": "loaded", "ActiveState": "active"})
+    monkeypatch.setattr(run, "changed_within", lambda *_: (None, unit))
+    monkeypatch.setattr(run, "host_memory", lambda *_: None)
+
+    def sound(name: str) -> Planned:
+        return Planned(CheckSpec(name, name, lambda ctx, _: ctx.result(Verdict.PASS, "well")), NoSettings())
+
+    with recorded({}) as target, EngineClient(local_session, target) as engine:
+        seen = run._Run(local_session, target, lambda _: None, None, {})
+        ctx = context(local_session, target, engine)
+        seen._ask(ctx, [raising(RecursionError("deep")), sound("next")])
+        seen._stand(ctx, [raising(KeyError("x")), sound("last")])
+    assert [(each.name, each.verdict) for each in seen.results] == [
+        ("odd", Verdict.FAIL),
+        ("next", Verdict.PASS),
+        ("odd", Verdict.FAIL),
+        ("last", Verdict.PASS),
+    ]
+    assert "RecursionError: deep" in seen.results[0].evidence[0].text
+
+
+FIRED = "[2026-11-30 00:00:30] The server is fired up and ready to roll!"
+
+
+@pytest.mark.parametrize(
+    ("lines", "age_s", "loads"),
+    [
+        (["Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:01<00:02,  1.5it/s]"], 18, True),
+        ([], 2, True),
+        ([FIRED], 40, False),
+        ([], 100_000, False),
+    ],
+)
+def test_an_engine_that_loads_is_told_from_one_that_is_gone(
+    recorded: Recorded, lines: list[str], age_s: int, loads: bool
+) -> None:
+    begun = datetime(2026, 11, 30, tzinfo=UTC)
+    unit = replace(
+        UnitState.parse({"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}),
+        active_enter=begun,
+    )
+    entries = [SimpleNamespace(message=line, time=begun + timedelta(seconds=1)) for line in lines]
+    control: Any = SimpleNamespace(entries=lambda **_: entries)
+    with recorded({}) as target:
+        told = run._loading(control, unit, target, begun + timedelta(seconds=age_s))
+    assert bool(told) is loads, told
+    if lines and loads:
+        assert "weights 2/5 (40 %), 18s" in told

@@ -10,7 +10,7 @@ import pytest
 
 from ddtree_ops.checks.engine import Chat, Generation, Load, Streamed
 from ddtree_ops.checks.validation import judging
-from ddtree_ops.checks.validation.judging import Judgement, Paced, Refusal
+from ddtree_ops.checks.validation.judging import Hit, Judgement, Paced, Refusal
 from ddtree_ops.results import Verdict
 
 PASS, FAIL, UNKNOWN, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.SKIPPED
@@ -89,24 +89,56 @@ OTHER_LATE = SANE[:40] + "sea goes up and down with it."
 OTHER_EARLY = "A ship" + SANE[6:]
 
 
+OTHER_AT_12 = SANE[:12] + "ow the sun."
+assert judging.difference(SANE, OTHER_AT_12) == 12
+
+
+def hit(warm: str = SANE, third: str | None = None, again: str | None = None) -> Hit:
+    """The first answer is SANE, the second ``warm``, the third ``third``; asked anew: ``again`` from the cache."""
+    anew = None if again is None else Hit("a", chat(SANE), chat(again), chat(again))
+    return Hit("a", chat(SANE), chat(warm), chat(warm if third is None else third), anew)
+
+
 @pytest.mark.parametrize(
-    ("cold", "warm", "again", "verdict", "words"),
+    ("cached", "hits", "verdict", "words"),
     [
-        ((SANE, 0), (SANE, 99), (SANE, 99), PASS, "99 of 100 tokens from the cache, the same answer"),
-        ((SANE, 4), (SANE, 96), (SANE, 96), PASS, "96 of 100"),
-        ((SANE, 0), (SANE, 0), (SANE, 0), FAIL, "prefix caching does not work"),
-        ((SANE, 4), (SANE, 4), (SANE, 4), FAIL, "prefix caching does not work"),
-        ((SANE, 99), (SANE, 99), (SANE, 99), UNKNOWN, "it was not new"),
-        ((SANE, 0), (OTHER_EARLY, 99), (OTHER_EARLY, 99), FAIL, "another answer from character 0 on"),
-        ((SANE, 0), (OTHER_LATE, 99), (OTHER_LATE, 99), UNKNOWN, "another answer from character 40 on"),
-        ((SANE, 0), (OTHER_LATE, 99), (SANE + "x", 99), FAIL, "differ from each other"),
-        ((SANE, 0), ("!" * 40, 99), ("!" * 40, 99), FAIL, "the second answer is not sane"),
-        ((SANE, 0), (SANE, 99), ("!" * 40, 99), FAIL, "the third answer is not sane"),
+        (
+            (0, 99),
+            [hit(), hit(), hit()],
+            PASS,
+            "99 of 100 tokens from the cache, the same answers to 3 prompts",
+        ),
+        ((4, 96), [hit()], PASS, "96 of 100"),
+        ((0, 0), [hit()], FAIL, "prefix caching does not work"),
+        ((4, 4), [hit()], FAIL, "prefix caching does not work"),
+        ((99, 99), [hit()], UNKNOWN, "it was not new"),
+        ((0, 99), [], UNKNOWN, "no answers were compared"),
+        (
+            (0, 99),
+            [hit(OTHER_EARLY, again=SANE), hit(), hit()],
+            PASS,
+            "2 of 3 prompts; once another answer from character 0",
+        ),
+        ((0, 99), [hit(OTHER_EARLY, again=OTHER_LATE), hit(), hit()], PASS, "not when asked anew"),
+        ((0, 99), [hit(OTHER_EARLY, again=OTHER_EARLY), hit(), hit()], FAIL, "from character 0 on (a): "),
+        ((0, 99), [hit(OTHER_AT_12, again=OTHER_AT_12), hit(), hit()], FAIL, "from character 12 on"),
+        ((0, 99), [hit(), hit(SANE, OTHER_EARLY, again=OTHER_EARLY), hit()], FAIL, "parts early again"),
+        ((0, 99), [hit(OTHER_EARLY, again=SANE)] * 2 + [hit()], FAIL, "2 of 3 prompts part so early"),
+        ((0, 99), [hit(OTHER_LATE), hit(), hit()], PASS, "once another answer from character 40 on"),
+        ((0, 99), [hit(OTHER_LATE)] * 2 + [hit()], UNKNOWN, "2 of 3 prompts are answered otherwise"),
+        ((0, 99), [hit("!" * 40), hit(), hit()], FAIL, "the second answer (a) is not sane"),
+        ((0, 99), [hit(SANE, "!" * 40), hit(), hit()], FAIL, "the third answer (a) is not sane"),
+        ((0, 99), [hit(OTHER_EARLY, again="!" * 40), hit(), hit()], FAIL, "not sane"),
     ],
 )
-def test_a_prefix_hit(cold: Any, warm: Any, again: Any, verdict: Verdict, words: str) -> None:
-    answers = [generation(text, cached=cached) for text, cached in (cold, warm, again)]
-    expect(judging.judge_prefix(*answers, quality=True), verdict, words)
+def test_a_prefix_hit(cached: tuple[int, int], hits: list[Hit], verdict: Verdict, words: str) -> None:
+    cold, warm = (generation(cached=tokens) for tokens in cached)
+    expect(judging.judge_prefix(cold, warm, hits, quality=True), verdict, words)
+
+
+def test_a_cached_generation_that_is_garbage() -> None:
+    found = judging.judge_prefix(generation(), generation("!" * 40, cached=99), [hit()], quality=True)
+    expect(found, FAIL, "the second answer is not sane")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +262,9 @@ def test_a_stop(text: str, reason: str, verdict: Verdict, words: str) -> None:
         (chat(tokens=16), FAIL, "went on for 16 tokens"),
         (chat(tokens=16, reason="stop"), FAIL, "stop after 16 of 16"),
         (chat("", reasoning=SANE), UNKNOWN, "still reasoning"),
+        (chat("<think>\n" + SANE), UNKNOWN, "still reasoning after 16 tokens"),
+        (chat("<think>\nHm.\n</think>\n\n" + SANE), FAIL, "went on for 16 tokens"),
+        (chat("<think>\n" + LOOP), FAIL, "went on for 16 tokens"),
     ],
 )
 def test_an_end(answer: Chat, verdict: Verdict, words: str) -> None:
@@ -240,8 +275,14 @@ def test_an_end(answer: Chat, verdict: Verdict, words: str) -> None:
     ("answer", "verdict", "words"),
     [
         (chat(f"```\n{SANE}\n```"), PASS, "verbatim"),
-        (chat(SANE.replace("twice", "twise")), FAIL, "not verbatim from character 46 on"),
-        (chat("I cannot do that."), FAIL, "not verbatim from character 0 on"),
+        (chat(SANE.replace("twice", "twise"), reason="stop"), FAIL, "not verbatim from character 46 on"),
+        (chat("I cannot do that.", reason="stop"), FAIL, "not verbatim from character 0 on"),
+        (chat("Let me see what is to be repeated: "), UNKNOWN, "not at its end after 16 tokens"),
+        (chat("<think>\nThe user wants " + SANE), UNKNOWN, "still reasoning after 16 tokens"),
+        (chat(f"<think>{SANE}</think>No.", reason="stop"), FAIL, "not verbatim from character 0 on"),
+        (chat(f"Thoughts.</think>\n\n{SANE}", reason="stop"), PASS, "verbatim"),
+        (chat(None, reasoning=SANE, reason="stop"), PASS, "verbatim"),
+        (chat("!" * 40), FAIL, "not verbatim"),
         (chat(None), FAIL, "not verbatim"),
         (chat(None, reasoning="Let me think"), UNKNOWN, "still reasoning"),
     ],
@@ -257,13 +298,39 @@ def test_a_copy(answer: Chat, verdict: Verdict, words: str) -> None:
         ("17 * 23 is **391**.", 391, PASS, "all right"),
         ("1,245", 1245, PASS, "all right"),
         ("-3", -3, PASS, "all right"),
+        ("\u22123", -3, PASS, "all right"),
+        ("391 (17 × 23)", 391, PASS, "all right"),
+        ("391.0", 391, PASS, "all right"),
+        ("**391**\n\nThe last step: **17 × 3 = 51**", 391, PASS, "all right"),
+        ("**Answer: 391** (17 × 23, 3 digits)", 391, PASS, "all right"),
+        ("**391** is the product of **17** and **23**.", 391, PASS, "all right"),
+        ("The product of **17** and **23** is 391.", 391, PASS, "all right"),
+        ("17 × 23 = 391\n\nSteps:\n1. 17 × 20 = 340\n2. 17 × 3 = 51\n3. 340 + 51", 391, PASS, "all right"),
+        ("17 × 20 = 340, and 17 × 3 = 51.\n**340** + **51** = 391", 391, PASS, "all right"),
+        ("The answer is 391, as 17 × 20 = 340 and 17 × 3 = 51.", 391, PASS, "all right"),
+        ("So it is $\\boxed{391}$, in 3 digits", 391, PASS, "all right"),
+        ("<think>17 × 20 is 340, 17 × 3 is 51</think>391", 391, PASS, "all right"),
+        ("401 (17 × 23)", 391, FAIL, "it said 23"),
+        ("**Answer: 401** (17 × 23, 3 digits)", 391, FAIL, "it said 401"),
+        ("401\n\nCheck: 17 × 20 + 17 × 3 = 391", 391, FAIL, "it said 401"),
+        ("**17 × 23 = 401**, not 391", 391, FAIL, "it said 401"),
+        ("17 × 20 = 340, then 391 - 51 more, so 340", 391, FAIL, "it said 340"),
+        ("<think>391</think>401", 391, FAIL, "it said 401"),
         ("401", 391, FAIL, "17 * 23 = 391, and it said 401"),
         ("many", 391, FAIL, "it said 'many'"),
         (None, 391, FAIL, "it said ''"),
     ],
 )
 def test_arithmetic(said: str | None, right: int, verdict: Verdict, words: str) -> None:
-    expect(judging.judge_arithmetic([("17 * 23", right, chat(said))]), verdict, words)
+    expect(judging.judge_arithmetic([("17 * 23", right, chat(said, reason="stop"))]), verdict, words)
+
+
+def test_a_sum_that_is_cut_off_is_not_known_and_hides_no_wrong_one() -> None:
+    cut = ("17 * 23", 391, chat("<think>\n17 times 23 is 17 times 3, 51, and"))
+    expect(judging.judge_arithmetic([cut]), UNKNOWN, "still reasoning")
+    expect(judging.judge_arithmetic([("17 * 23", 391, chat("17 * 3 is 51, and"))]), UNKNOWN, "not at its end")
+    wrong = ("456 + 789", 1245, chat("1255", reason="stop"))
+    expect(judging.judge_arithmetic([cut, wrong]), FAIL, "it said 1255")
 
 
 def test_no_sum_at_all_is_no_pass() -> None:
@@ -275,7 +342,8 @@ def test_no_sum_at_all_is_no_pass() -> None:
     [
         (chat("It is 4711-BRAVO.", prompt_tokens=900), PASS, "found at 50% of 900 tokens"),
         (chat("It is 4711-BRAVO.", prompt_tokens=300), UNKNOWN, "500 tokens were wanted"),
-        (chat("There is none.", prompt_tokens=900), FAIL, "not found at 50% of 900 tokens"),
+        (chat("There is none.", prompt_tokens=900, reason="stop"), FAIL, "not found at 50% of 900 tokens"),
+        (chat("<think>\nThe text names", prompt_tokens=900), UNKNOWN, "still reasoning"),
         (chat("", reasoning="Hm", prompt_tokens=900), UNKNOWN, "still reasoning"),
     ],
 )
@@ -288,6 +356,13 @@ NO_GRAMMAR = "DFLASH speculative decoding does not support grammar-constrained d
 LOGPROBS = {"choices": [{"logprobs": {"content": [{"token": "a"}]}, "message": {"content": "x"}}]}
 AS_JSON = {"choices": [{"logprobs": None, "message": {"content": '{"year": 1991}'}}]}
 AS_TEXT = {"choices": [{"logprobs": None, "message": {"content": "1991"}}]}
+
+
+def cut(content: str | None) -> dict[str, Any]:
+    return {"choices": [{"logprobs": None, "message": {"content": content}, "finish_reason": "length"}]}
+
+
+THOUGHT = {"choices": [{"message": {"content": '<think>{}</think>{"year": 1991}'}, "finish_reason": "stop"}]}
 
 
 @pytest.mark.parametrize(
@@ -304,6 +379,17 @@ AS_TEXT = {"choices": [{"logprobs": None, "message": {"content": "1991"}}]}
         (Refusal("grammar", 200, "", AS_JSON), None, "xgrammar", PASS, "grammar served"),
         (Refusal("grammar", 200, "", AS_TEXT), None, "xgrammar", FAIL, "without JSON"),
         (Refusal("grammar", 200, "", None), None, "xgrammar", FAIL, "without JSON"),
+        (
+            Refusal("grammar", 200, "", cut('{"year":\n\n\n\n')),
+            None,
+            "xgrammar",
+            UNKNOWN,
+            "cut off before its JSON",
+        ),
+        (Refusal("grammar", 200, "", cut(None)), None, "xgrammar", UNKNOWN, "cut off"),
+        (Refusal("grammar", 200, "", THOUGHT), None, "xgrammar", PASS, "grammar served"),
+        (Refusal("logprobs", 200, "", cut("x")), None, "none", FAIL, "without log probabilities"),
+        (Refusal("grammar", 200, "", cut("x")), "DDTREE", "xgrammar", FAIL, "is it served wrongly?"),
         (Refusal("grammar", 500, "boom"), None, "xgrammar", FAIL, "answered with 500 without speculation"),
         (Refusal("grammar", 400, "no backend"), None, "none", SKIPPED, "--grammar-backend none"),
         (Refusal("grammar", 200, "", AS_JSON), None, "none", FAIL, "no grammar backend"),
@@ -339,17 +425,26 @@ IDLE, BUSY = Load(0, 0, 0), Load(1, 0, 120)
 
 
 @pytest.mark.parametrize(
-    ("loads", "enough", "verdict", "words"),
+    ("before", "loads", "enough", "verdict", "words"),
     [
-        ([BUSY, IDLE], True, PASS, "ended when its client hung up"),
-        ([BUSY, IDLE], False, UNKNOWN, "may have ended by itself"),
-        ([BUSY, BUSY], True, FAIL, "1 request still ran 5 s after"),
-        ([Load(0, 2, 0)], True, FAIL, "still ran"),
-        ([None], True, UNKNOWN, "does not say"),
+        ([IDLE], [BUSY, IDLE], True, PASS, "ended when its client hung up"),
+        ([IDLE], [BUSY, IDLE], False, UNKNOWN, "may have ended by itself"),
+        ([IDLE], [BUSY, BUSY], True, FAIL, "1 request still ran 5 s after"),
+        ([], [BUSY, BUSY], True, FAIL, "still ran"),
+        ([IDLE], [Load(0, 1, 0)], True, FAIL, "still ran"),
+        ([IDLE], [Load(0, 2, 0)], True, UNKNOWN, "others come and go"),
+        ([IDLE], [BUSY, Load(2, 0, 0), BUSY], True, UNKNOWN, "others come and go"),
+        ([BUSY] * 3, [Load(2, 0, 0), BUSY], True, PASS, "1 of others ran on"),
+        ([BUSY] * 3, [Load(1, 1, 0)] * 3, True, FAIL, "besides 1 of others"),
+        ([IDLE, BUSY], [Load(2, 0, 0)] * 3, True, UNKNOWN, "others come and go"),
+        ([IDLE, BUSY], [Load(2, 0, 0), BUSY], True, UNKNOWN, "ours is not told apart"),
+        ([Load(3, 0, 0)] * 3, [BUSY], True, UNKNOWN, "ours is not told apart"),
+        ([Load(3, 0, 0)] * 3, [BUSY, IDLE], True, PASS, "ended"),
+        ([None], [None], True, UNKNOWN, "does not say"),
     ],
 )
-def test_an_abort(loads: Any, enough: bool, verdict: Verdict, words: str) -> None:
-    expect(judging.judge_abort(loads, enough=enough, patience=5), verdict, words)
+def test_an_abort(before: Any, loads: Any, enough: bool, verdict: Verdict, words: str) -> None:
+    expect(judging.judge_abort(loads, before=before, enough=enough, patience=5), verdict, words)
 
 
 LONG = "The input (2013 tokens) is longer than the model's context length (512 tokens)."
@@ -380,8 +475,17 @@ def test_over_long(status: int, message: str, verdict: Verdict, words: str) -> N
     ],
 )
 def test_unicode(whole: str, stream: str, quality: bool, verdict: Verdict, words: str) -> None:
-    found = judging.judge_unicode("né 東京 🚀", chat(whole), streamed(stream), quality=quality)
+    ended = streamed(stream, finish_reason="stop")
+    found = judging.judge_unicode("né 東京 🚀", chat(whole, reason="stop"), ended, quality=quality)
     expect(found, verdict, words)
+
+
+def test_unicode_that_is_cut_off_is_not_known() -> None:
+    text = "né 東京 🚀"
+    thinking = chat("<think>\nI am to repeat")
+    expect(judging.judge_unicode(text, thinking, streamed(text), quality=True), UNKNOWN, "still reasoning")
+    found = judging.judge_unicode(text, chat(text), streamed("<think>\nI am to repeat"), quality=True)
+    expect(found, UNKNOWN, "still reasoning after 16 tokens")
 
 
 @pytest.mark.parametrize(
@@ -394,11 +498,28 @@ def test_unicode(whole: str, stream: str, quality: bool, verdict: Verdict, words
         ([100] * 9, [200, 503, 200], FAIL, "/health was not 200 in 1 of 3 looks (503)"),
         ([100] * 9, [200, None], FAIL, "(nothing)"),
         ([100] * 5, [200], UNKNOWN, "too few"),
+        ([100] * 9, [], UNKNOWN, "never looked at"),
     ],
 )
 def test_a_pace(rates: list[int], health: Any, verdict: Verdict, words: str) -> None:
     paced = [Paced(float(at), 64 / rate, 64) for at, rate in enumerate(rates)]
     expect(judging.judge_pace(paced, health, least_share=0.6), verdict, words)
+
+
+@pytest.mark.parametrize(
+    ("loads", "verdict", "words"),
+    [
+        ([IDLE, IDLE, IDLE], FAIL, "it slows down"),
+        ([None, None], FAIL, "it slows down"),
+        ([IDLE, BUSY, IDLE], UNKNOWN, "others used it in 1 of 3 looks"),
+        ([IDLE, Load(0, 1, 0)], UNKNOWN, "others used it in 1 of 2 looks"),
+    ],
+)
+def test_others_slow_a_run_down(loads: Any, verdict: Verdict, words: str) -> None:
+    paced = [Paced(float(at), 64 / rate, 64) for at, rate in enumerate([100] * 5 + [40] * 4)]
+    expect(judging.judge_pace(paced, [200], least_share=0.6, loads=loads), verdict, words)
+    fast = [Paced(float(at), 0.64, 64) for at in range(9)]
+    assert judging.judge_pace(fast, [200], least_share=0.6, loads=loads).ok
 
 
 def test_silence_is_hung_or_busy() -> None:
@@ -413,6 +534,8 @@ def test_silence_is_hung_or_busy() -> None:
         ([BUSY, IDLE], PASS, "no KV token is held"),
         ([Load(0, 0, 40)], FAIL, "40 KV tokens held by no request: they leak"),
         ([BUSY], UNKNOWN, "1 running and 0 waiting"),
+        ([Load(0, 2, 40)], UNKNOWN, "0 running and 2 waiting"),
+        ([Load(0, 2, 0)], UNKNOWN, "0 running and 2 waiting"),
         ([None], UNKNOWN, "does not say what it holds"),
         ([], UNKNOWN, "does not say"),
     ],
@@ -429,6 +552,7 @@ def test_what_an_idle_engine_holds(loads: Any, verdict: Verdict, words: str) -> 
         ([100, 160, 160, 161], PASS, "in one step at the beginning"),
         ([100, 160], FAIL, "grew"),
         ([160, 100], PASS, "160 MiB to 100 MiB"),
+        ([160, 100, 130, 165], PASS, "160 MiB to 165 MiB"),
         ([100], UNKNOWN, "not seen twice"),
     ],
 )
@@ -446,6 +570,8 @@ XID = "NVRM: Xid (PCI:0000:17:00): 79, pid='<unknown>', name=<unknown>, GPU has 
         ([], True, False, PASS, "no Xid in 0 messages"),
         (["eth0: up", XID, XID], True, False, FAIL, "Xid 79 on GPU PCI:0000:17:00 during the run, 2 in all"),
         ([XID], True, True, FAIL, "Xid 79"),
+        ([XID.replace("79", "8", 1)], True, False, FAIL, "Xid 8 on GPU PCI"),
+        ([XID.replace("79", "119", 1)], True, False, FAIL, "Xid 119 on GPU PCI"),
         ([], False, False, UNKNOWN, "no message of the kernel can be read"),
         ([], False, True, SKIPPED, "a container"),
     ],

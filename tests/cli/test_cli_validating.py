@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddtree_ops.checks.validation import run
+from ddtree_ops.checks.validation.run import Validation
+from ddtree_ops.cli import validating
+from ddtree_ops.report.write import read_report
+from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.runreport import RunReport
 
 INVENTORY = """\
@@ -77,3 +84,106 @@ def test_hosts_that_are_not_reached_are_no_pass(command: Callable[..., Any], tmp
         True
     ]
     assert json.loads((tmp_path / "reports" / "report.json").read_text())["id"] == report.id
+
+
+def test_a_report_is_kept_where_no_directory_is_named(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    ended = command("validate", "one", "--check", "stop", "--json")
+    (kept,) = (tmp_path / "state" / "ddtree-ops" / "reports").iterdir()
+    report = json.loads((kept / "report.json").read_text())
+    assert (kept.name, report) == (f"validate-{report['id']}", json.loads(ended.out))
+
+
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    ended = command("validate", "one", "--check", "stop", "--report-dir", "taken/reports")
+    assert (ended.code, ended.out) == (1, "")
+    assert "cannot be written" in ended.err
+    assert "nothing was contacted" in ended.err
+    assert "connect" not in ended.err.replace("nothing was contacted", "")
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a run find this on every host: ``found(verdict, meanwhile)``; ``meanwhile`` is called after the first result."""
+
+    def set_up(verdict: Verdict, meanwhile: Callable[[], None] = lambda: None) -> None:
+        def ran(
+            session: Any, target: Any, plan: Any, *, on_result: Any, on_facts: Any, **more: Any
+        ) -> Validation:
+            facts = {"model": "m"}
+            results = (
+                CheckResult("short-chat", verdict, "said"),
+                CheckResult("steady", Verdict.PASS, "same"),
+            )
+            on_facts(facts)
+            on_result(results[0])
+            meanwhile()
+            on_result(results[1])
+            return Validation(results, facts)
+
+        monkeypatch.setattr(run, "validate", ran)
+        monkeypatch.setattr(validating, "masked_session", lambda target: nullcontext())
+
+    return set_up
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(Verdict.PASS, 1), (Verdict.FAIL, 5), (Verdict.INCONCLUSIVE, 8)]
+)
+def test_a_directory_that_goes_away_takes_no_result_along(
+    command: Callable[..., Any],
+    tmp_path: Path,
+    found: Callable[..., None],
+    verdict: Verdict,
+    code: int,
+    as_json: bool,
+) -> None:
+    place = tmp_path / "reports"
+
+    def taken() -> None:
+        shutil.rmtree(place)
+        place.write_text("a file")
+
+    found(verdict, taken)
+    ended = command(
+        "validate",
+        "one",
+        "--check",
+        "short-chat",
+        "--report-dir",
+        "reports",
+        *(["--json"] if as_json else []),
+    )
+    assert ended.code == code
+    assert "reports/report.json cannot be written" in ended.err
+    if as_json:
+        assert RunReport.from_json(json.loads(ended.out)).verdict is verdict
+    else:
+        assert "short-chat" in ended.out
+
+
+def test_what_was_found_is_written_as_it_comes(
+    command: Callable[..., Any], tmp_path: Path, found: Callable[..., None]
+) -> None:
+    place, seen = tmp_path / "reports", []
+    found(Verdict.PASS, lambda: seen.append(read_report(place)))
+    ended = command("validate", "one", "--check", "short-chat", "--report-dir", "reports")
+    assert (ended.code, "report: reports" in ended.err) == (0, True)
+    (partial,) = seen
+    assert (partial.complete, partial.ended, partial.verdict) == (False, "", Verdict.INCONCLUSIVE)
+    (target,) = partial.targets
+    assert (target.facts, [check.name for check in target.checks]) == ({"model": "m"}, ["short-chat"])
+    whole = read_report(place)
+    assert (whole.id, whole.complete, len(whole.targets[0].checks)) == (partial.id, True, 2)
+    assert {path.name for path in place.iterdir()} >= {
+        "report.json",
+        "junit.xml",
+        "report.html",
+        "summary.md",
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ddtree_ops.deploy.history import activation_line, new_activation, parse_history, verdict_line
 from ddtree_ops.results import Verdict
 
@@ -84,3 +86,91 @@ def test_what_it_changed_is_written_with_it_where_it_is_known():
         history = parse_history(activation_line(told).encode())
         assert (history.latest, history.damaged) == (told, 0)
         assert "changed" not in history.to_json()["activations"][0]
+
+
+def _read(*told: str) -> tuple[str | None, bool]:
+    """What ran before a bench, of activations ``release command reason verdict``, as its number; and whether one left it."""
+    made = []
+    for number, (release, command, reason, passed) in enumerate(each.split() for each in told):
+        fresh = replace(_activation(release), id=str(number), reason=reason)
+        made.append(activation_line(replace(fresh, command=command.strip("-"))))
+        if passed != "killed":
+            made.append(verdict_line(fresh.id, Verdict(passed), ""))
+    found, left = parse_history("\n".join(made).encode()).before_bench
+    return found and found.id, left
+
+
+def test_the_command_is_written_with_it_and_an_older_line_is_of_no_bench():
+    plain = _activation()
+    assert "command" not in activation_line(plain)
+    told = replace(plain, command="bench")
+    assert parse_history(activation_line(told).encode()).latest == told
+
+
+@pytest.mark.parametrize(
+    ("told", "before"),
+    [
+        pytest.param((), (None, False), id="nothing was ever deployed"),
+        pytest.param(("a deploy deploy pass",), ("0", False), id="no bench"),
+        pytest.param(("a - deploy pass", "b - deploy fail"), ("1", False), id="older lines"),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "c bench deploy killed"),
+            ("0", True),
+            id="killed while it loaded",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "c bench deploy fail", "b - rollback pass"),
+            ("0", True),
+            id="killed, and the host went back to the bench's baseline",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy fail", "a - rollback pass"),
+            ("2", False),
+            id="the host went back to what ran before",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "a bench rollback pass"),
+            ("2", False),
+            id="it ended, and put back what ran before",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "a bench deploy pass"),
+            ("2", False),
+            id="its last configuration is what ran before",
+        ),
+        pytest.param(
+            ("p deploy deploy pass", "a deploy deploy pass", "p bench deploy pass"),
+            ("1", True),
+            id="what it measured was deployed long ago",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "b bench validate pass"),
+            ("0", True),
+            id="started again by hand",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "d deploy deploy fail", "b deploy rollback pass"),
+            ("0", True),
+            id="a deployment that failed went back to the bench's",
+        ),
+        pytest.param(
+            ("a deploy deploy pass", "b bench deploy pass", "b deploy validate pass"),
+            ("2", False),
+            id="deployed as what is wished now",
+        ),
+        pytest.param(
+            (
+                "a deploy deploy pass",
+                "b bench deploy pass",
+                "c deploy deploy pass",
+                "b rollback rollback pass",
+            ),
+            ("3", False),
+            id="chosen later",
+        ),
+        pytest.param(("b bench deploy pass",), (None, True), id="nothing was there before"),
+        pytest.param(("a deploy deploy fail", "b bench deploy pass"), (None, True), id="nothing had passed"),
+    ],
+)
+def test_what_ran_before_a_bench_that_was_killed(told, before):
+    assert _read(*told) == before

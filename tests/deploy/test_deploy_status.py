@@ -100,6 +100,18 @@ def test_a_service_that_is_well():
     assert told["last"]["release"] == told["last_good"]["release"] == "b" * 64
 
 
+def test_what_a_bench_left_is_said_unless_somebody_is_at_work():
+    told = history().replace('"reason":"deploy"', '"reason":"deploy","command":"bench"')
+    (note,) = parse_seen(replies(history=told), unit=UNIT, host="h/s").disturbed
+    assert note.startswith("a bench that was killed")
+    assert note.endswith("ddtree-ops deploy h")
+    held = Reply(
+        {"held": True, "holder": {"who": "ann", "origin": "desk", "command": "bench"}, "left_s": 9.0}
+    )
+    assert status(history=told, lock=held).to_json()["notes"] == []
+    assert status().to_json()["notes"] == []
+
+
 DOWN = {"ActiveState": "failed", "SubState": "failed", "Result": "signal", "MainPID": "0"}
 GONE = {
     "LoadState": "not-found",

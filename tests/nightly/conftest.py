@@ -12,8 +12,8 @@ from ddtree_ops.runreport import RunReport, TargetReport
 
 
 def a_figure(name: str, value: float | None, unit: str = "x", **labels: str) -> Figure:
-    """A figure as a check measures it."""
-    return Figure(name, value, unit, "test", labels=labels)
+    """A figure as a check measures it, of several samples."""
+    return Figure(name, value, unit, "test", 9, labels=labels)
 
 
 def a_target(*figures: Figure, check: str = "speed", **facts: Any) -> TargetReport:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddtree_ops.checks.engine import EngineClient
+from ddtree_ops.checks.validation.acceptance import HISTORY
+from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN
 from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.drift import DriftReport, Finding, Severity
 from ddtree_ops.errors import (
@@ -23,15 +28,23 @@ from ddtree_ops.errors import (
     UnreachableError,
     UsageError,
 )
-from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
+from ddtree_ops.inventory.models import Baseline, Host, Inventory, RuntimeSpec, Service, Target
 from ddtree_ops.playbook import nightly
 from ddtree_ops.playbook.models import Bench, Deploy, Journal, Plain, Playbook, Step, Trend, Validate
-from ddtree_ops.playbook.nightly import Wishes, drift_results, flags_digest, parts_of, run_nightly
+from ddtree_ops.playbook.nightly import (
+    Wishes,
+    drift_results,
+    exit_code,
+    flags_digest,
+    journal_since,
+    parts_of,
+    run_nightly,
+)
 from ddtree_ops.playbook.trend import Store
 from ddtree_ops.remote import connect_local
 from ddtree_ops.remote.session import Session
-from ddtree_ops.results import RUN_END, CheckResult, Event, Verdict
-from ddtree_ops.runreport import RunReport
+from ddtree_ops.results import RUN_END, CheckResult, Event, Figure, Verdict
+from ddtree_ops.runreport import RunReport, TargetReport
 
 STEPS: tuple[Step, ...] = (Plain(kind="doctor"), Plain(kind="drift"), Validate(), Journal(), Trend())
 NIGHT = Playbook(name="nightly", steps=STEPS)
@@ -208,9 +221,11 @@ def test_an_interruption_leaves_a_valid_report_that_is_not_complete(desk: Desk, 
     desk.says["validate", "a"] = interrupt
     report, code = desk.run(names)
     assert code is ExitCode.INTERRUPTED
-    assert (report.complete, report.verdict) == (False, Verdict.FAIL)
+    assert (report.complete, report.verdict) == (False, Verdict.INCONCLUSIVE), "nothing failed"
     assert report.ended
     assert checks(report, "a")["doctor.it"] == "pass"
+    (told,) = [one for one in report.targets[0].checks if one.name == "interrupted"]
+    assert told.hint == "ddtree-ops nightly a", "nothing was changed: there is nothing to deploy"
     assert desk.history("a") == []
     assert desk.kept[-1] == report
     again, code = desk.run("a", Playbook(name="one", steps=(Plain(kind="drift"),)))  # the lock is free
@@ -248,6 +263,93 @@ def test_what_is_wrong_with_the_wishes_is_said_before_anything_is_contacted(
         desk.run("a", nested)
     assert desk.done == []
     assert desk.kept == []
+
+
+def test_a_report_that_is_not_complete_passes_nothing() -> None:
+    good = TargetReport("a", "a", "s", checks=(CheckResult("smoke", Verdict.PASS, "fine"),))
+    part = RunReport("nightly", "id", "2026-11-30T01:00:00+00:00", targets=(good,))
+    whole = replace(part, complete=True)
+    assert (part.verdict, whole.verdict) == (Verdict.INCONCLUSIVE, Verdict.PASS)
+    assert replace(part, targets=(replace(good, errors=("gone",)),)).verdict is Verdict.FAIL
+    assert exit_code(part, [ExitCode.OK]) is ExitCode.INCONCLUSIVE
+    assert exit_code(whole, [ExitCode.OK]) is ExitCode.OK
+    assert exit_code(replace(whole, targets=()), []) is ExitCode.INCONCLUSIVE
+    assert exit_code(part, [ExitCode.OK, ExitCode.UNREACHABLE]) is ExitCode.UNREACHABLE
+
+
+def test_where_the_journal_is_read_from() -> None:
+    newest = datetime(2026, 11, 30, 3, 0, tzinfo=UTC)
+    day, before = timedelta(days=1), newest - timedelta(hours=5)
+    assert journal_since(None, newest, 86400.0) == (newest - day, False)
+    assert journal_since(before, newest, 86400.0) == (before + timedelta(microseconds=1), False)
+    assert journal_since(newest, newest, 86400.0) == (newest + timedelta(microseconds=1), False)
+    # the clock was set back: what was written since lies before the mark
+    assert journal_since(newest + day, newest, 86400.0) == (newest - day, True)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """What a nightly hands to the checks of the first host."""
+    target, plain = _targets(tmp_path, "box1 box2")
+    told = Baseline(service="s", host="box2")
+    target = target.model_copy(update={"service": target.service.model_copy(update={"baseline": told})})
+    known = Inventory(
+        path="lab.yaml",
+        hosts={one.host.name: one.host for one in (target, plain)},
+        runtimes={"r": target.runtime},
+    )
+
+    def connect(target: Target) -> Session:
+        connected.append(target.host.name)
+        return connect_local(target.host.name)
+
+    connected: list[str] = []
+
+    def handed(step: Validate, wishes: Wishes | None = None, *, knows: bool = True) -> dict[str, Any]:
+        given: list[dict[str, Any]] = []
+
+        def asked(session: Any, target: Target, plan: Any, **more: Any) -> Any:
+            given.append(more["shared"])
+            raise Inconclusive("not asked any more")
+
+        monkeypatch.setattr("ddtree_ops.checks.validation.run.validate", asked)
+        monkeypatch.setattr(nightly._Night, "_facts", lambda self, deployment: None)
+        monkeypatch.setattr(
+            nightly,
+            "accept_lengths",
+            lambda now, past, **more: [
+                Figure("accept_length", 4.0 + len(past.runs), "tokens/step", "history")
+            ],
+        )
+        run_nightly(
+            Playbook(name="n", steps=(step,)),
+            [target],
+            store=Store(tmp_path / "history", "lab"),
+            connect=connect,
+            report=lambda event: None,
+            keep=lambda report: None,
+            wishes=wishes,
+            known=known if knows else None,
+        )
+        return {**given[0], "connected": connected}
+
+    return handed
+
+
+def test_the_checks_get_baseline_golden_file_and_history(shared: Callable[..., dict[str, Any]]) -> None:
+    first = shared(Validate(checks=("lossless",), golden="step.json"))
+    assert callable(first[BASELINE])
+    assert first[GOLDEN] == "step.json"
+    assert [one.value for one in first[HISTORY]] == [4.0]
+    assert first["connected"] == ["box1"]  # the other one by the check alone
+    with first[BASELINE]() as engine:
+        assert isinstance(engine, EngineClient)
+    assert first["connected"] == ["box1", "box2"]
+    again = shared(Validate(checks=("lossless",), golden="step.json"), Wishes(golden="own.json"))
+    assert again[GOLDEN] == "own.json"
+    assert [one.value for one in again[HISTORY]] == [5.0]
+    alone = shared(Validate(checks=("lossless",)), knows=False)
+    assert {BASELINE, GOLDEN} & alone.keys() == set()
 
 
 def test_parts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,15 @@ from typing import Any
 import pytest
 
 from ddtree_ops.errors import ExitCode, LockHeld
-from ddtree_ops.playbook.trend import Past, Store, comparable, figure_results, new_failures, trend
+from ddtree_ops.playbook.trend import (
+    Past,
+    Store,
+    accept_lengths,
+    comparable,
+    figure_results,
+    new_failures,
+    trend,
+)
 from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.runreport import TargetReport
 
@@ -46,7 +55,8 @@ def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
         ("accept_length", STEADY, 4.1, "pass", "as before: accept_length 4.1"),
         ("accept_length", STEADY, 1.0, "fail", "worse than before: accept_length 1 x against 4.205, the median of 6 runs"),
         ("accept_length", STEADY, 6.0, "pass", "better than before: accept_length 6"),
-        ("output_rate", (100, 101, 99, 100, 102), 80.0, "fail", "worse than before"),
+        ("output_rate", (100, 101, 99, 100, 102), 80.0, "inconclusive", "worse than before, for the first time: output_rate 80"),
+        ("output_rate", (100, 101, 99, 100, 102), 50.0, "fail", "worse than before: output_rate 50"),
         ("output_rate", (100, 60, 140, 80, 120), 80.0, "pass", "as before"),  # that noisy, it is nothing new
         ("ttft", (0.1, 0.1, 0.1, 0.1, 0.1), 0.104, "pass", "as before"),  # below the least change
         ("ttft", (0.1, 0.1, 0.1, 0.1, 0.1), 0.2, "fail", "worse than before"),
@@ -71,7 +81,7 @@ def test_a_figure(
     assert result.name == f"trend.{name}"
     assert result.verdict.value == verdict
     assert words in result.summary
-    assert (result.hint != "") == (verdict == "fail")
+    assert (result.hint != "") == (verdict in ("fail", "inconclusive"))
     series = result.facts["series"]
     assert [one["runs"] for one in series] == [len(earlier)]
     assert [one["now"] for one in series] == [now]
@@ -116,7 +126,7 @@ def test_only_runs_with_the_same_flags_count(past: Make, figure: Make, target: M
 def test_another_release_is_compared_and_said(past: Make, figure: Make, target: Make) -> None:
     now = target(figure("accept_length", 3.0), release="r2" * 8)
     (result,) = figure_results(now, past("accept_length", *STEADY))
-    assert result.verdict is Verdict.FAIL
+    assert result.verdict is Verdict.INCONCLUSIVE
     assert "the release changed since the last run: r1r1r1r1r1r1 -> r2r2r2r2r2r2" in result.summary
 
 
@@ -128,9 +138,9 @@ def test_once_there_are_enough_runs_of_a_release_only_they_count(
     (result,) = figure_results(target(figure("accept_length", 3.0), release="r2" * 8), both)
     assert result.verdict is Verdict.PASS
     assert "5 runs of release r2r2r2r2r2r2, the others of another one" in result.summary
-    few = Past((*old.runs, *new.runs[:4]))
+    few = Past((*old.runs, *new.runs[:1]))
     (result,) = figure_results(target(figure("accept_length", 3.0), release="r2" * 8), few)
-    assert result.verdict is Verdict.FAIL
+    assert result.verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_run_whose_figure_was_worse_is_no_measure_for_later_ones(
@@ -147,6 +157,144 @@ def test_a_run_whose_figure_was_worse_is_no_measure_for_later_ones(
     now = target(figure("accept_length", 1.0))
     assert figure_results(now, earlier)[0].verdict is Verdict.PASS
     assert figure_results(now, Past(tuple(spoilt)))[0].verdict is Verdict.FAIL
+
+
+def _nights(
+    run: Make, target: Make, figures: Callable[[float], list[Any]], *values: float, **facts: Any
+) -> list[tuple[str, str]]:
+    """Verdict and summary of each night's first figure result, each compared with those before it."""
+    nights: list[Any] = []
+    found: list[tuple[str, str]] = []
+    for number, value in enumerate(values, 1):
+        now = target(*figures(value), **facts)
+        results = figure_results(now, Past(tuple(nights)))
+        found.append((results[0].verdict.value, results[0].summary))
+        nights.append(run(number, replace(now, checks=(*now.checks, *results))))
+    return found
+
+
+def test_worse_once_is_inconclusive_and_twice_running_fails(figure: Make, target: Make, run: Make) -> None:
+    def rate(value: float) -> list[Any]:
+        return [figure("output_rate", value)]
+
+    steady = (100.0, 101.0, 99.0, 100.0, 102.0, 98.0)
+    nights = _nights(run, target, rate, *steady, 80.0, 80.0, 80.0, 100.0, 80.0, 50.0, 100.0, 50.0)
+    verdicts = [verdict for verdict, _ in nights]
+    assert verdicts[:5] == ["skipped"] * 5
+    assert verdicts[5:] == [
+        "pass", "inconclusive", "fail", "fail", "pass", "inconclusive", "fail", "pass", "fail",
+    ]  # fmt: skip
+    assert nights[6][1].startswith("worse than before, for the first time: output_rate 80 x against 100")
+    assert nights[7][1].startswith("worse than before: output_rate 80 x against 100, the median of 6 runs")
+
+
+def test_only_the_series_that_was_worse_is_no_measure(figure: Make, target: Make, run: Make) -> None:
+    def two(value: float) -> list[Any]:
+        return [
+            figure("output_rate", value, concurrency="1"),
+            figure("output_rate", 100.0, concurrency="8"),
+        ]
+
+    nights: list[Any] = []
+    for number, value in enumerate([100.0] * 5 + [40.0, 100.0], 1):
+        now = target(*two(value))
+        results = figure_results(now, Past(tuple(nights)))
+        nights.append(run(number, replace(now, checks=(*now.checks, *results))))
+    assert [one["runs"] for one in results[0].facts["series"]] == [5, 6]
+    assert results[0].verdict is Verdict.PASS
+
+
+def test_a_slow_load_is_judged_once_a_start_and_stays_failed(figure: Make, target: Make, run: Make) -> None:
+    def judged(slow: float) -> list[str]:
+        nights: list[Any] = []
+        found = []
+        for number in range(1, 9):
+            start = f"i{min(number, 7)}"
+            now = replace(target(invocation=start), figures=(figure("ready", slow if number > 6 else 600.0),))
+            results = figure_results(now, Past(tuple(nights)))
+            found.append(results[0].verdict.value)
+            nights.append(run(number, replace(now, checks=tuple(results))))
+        return found[5:]
+
+    assert judged(700.0) == ["pass", "inconclusive", "skipped"]
+    assert judged(1200.0) == ["pass", "fail", "fail"]
+    assert judged(600.0) == ["pass", "pass", "skipped"]
+
+
+def test_the_same_start_is_no_earlier_value(figure: Make, target: Make, run: Make) -> None:
+    def night(seconds: float, start: str) -> Any:
+        return replace(target(invocation=start), figures=(figure("ready", seconds),))
+
+    nights = [run(number, night(600.0, f"i{number}")) for number in range(1, 6)]
+    nights.append(run(6, night(900.0, "now")))
+    (result,) = figure_results(night(900.0, "now"), Past(tuple(nights)))
+    assert result.facts["series"][0]["runs"] == 5
+
+
+def test_tails_single_requests_and_counts_are_shown_and_not_judged(
+    figure: Make, target: Make, run: Make
+) -> None:
+    tail = figure("ttft", 0.1, stat="p99")
+    single = replace(figure("latency", 0.1), samples=1)
+    nights = Past(tuple(run(number, target(tail, single)) for number in range(1, 10)))
+    later = target(replace(tail, value=9.0), replace(single, value=9.0))
+    for result in figure_results(later, nights):
+        assert result.verdict is Verdict.SKIPPED
+        assert result.summary.startswith("not judged: ")
+        assert "9 x against 0.1, the median of 9 runs" in result.summary
+    names = ("burst_mismatch", "failed_requests", "lossless_mismatches", "lossless_near_ties")
+    clean = Past(tuple(run(n, target(*(figure(name, 0.0) for name in names))) for n in range(1, 15)))
+    assert figure_results(target(*(figure(name, 3.0) for name in names)), clean) == []
+
+
+def test_what_was_always_zero_is_not_called_worse(past: Make, figure: Make, target: Make) -> None:
+    (result,) = figure_results(target(figure("host_memory", 1.0)), past("host_memory", *([0.0] * 14)))
+    assert (result.verdict, result.facts["worse"]) == (Verdict.SKIPPED, [])
+    assert "there is no scale to judge by" in result.summary
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_said_by_name(past: Make, figure: Make, target: Make, value: float) -> None:
+    (result,) = trend(target(figure("accept_length", value)), past("accept_length", *STEADY))[:-1]
+    assert (result.name, result.verdict) == ("trend.accept_length", Verdict.INCONCLUSIVE)
+    assert result.summary == f"speed: accept_length is {value}, and that is no number"
+    (later,) = figure_results(target(figure("accept_length", 4.2)), past("accept_length", *STEADY, value))
+    assert (later.verdict, later.facts["series"][0]["runs"]) == (Verdict.PASS, 6)
+
+
+def test_many_series_at_once_are_allowed_more_noise(figure: Make, target: Make, run: Make) -> None:
+    def night(value: float, others: int) -> Any:
+        more = [figure("output_rate", 100.0, concurrency=str(number)) for number in range(others)]
+        return target(figure("accept_length", value), *more)
+
+    noisy = (100.0, 104.0, 96.0, 100.0, 104.0, 96.0)  # noise reaches 24.8 for one series
+    for others, verdict in ((0, "inconclusive"), (39, "pass")):
+        nights = Past(tuple(run(number, night(value, others)) for number, value in enumerate(noisy, 1)))
+        found = by_name(figure_results(night(70.0, others), nights))
+        assert found["trend.accept_length"].verdict.value == verdict
+
+
+def test_accept_lengths_for_the_check(run: Make, target: Make, figure: Make) -> None:
+    def night(value: float, **facts: Any) -> Any:
+        return target(
+            figure("accept_length", value),
+            figure("accept_length", 9.0, prompt="code"),
+            check="acceptance",
+            **facts,
+        )
+
+    nights = [run(number, night(float(number))) for number in range(1, 4)]
+    nights.append(run(4, night(4.0, flags="other")))
+    spoilt = night(5.0)
+    judged = CheckResult("trend.accept_length", Verdict.FAIL, "worse")
+    nights.append(run(5, replace(spoilt, checks=(*spoilt.checks, judged))))
+    found = accept_lengths(target(), Past(tuple(nights)))
+    assert [(one.name, one.value, dict(one.labels)) for one in found] == [
+        ("accept_length", value, {}) for value in (1.0, 2.0, 3.0)
+    ]
+    later = [run(number, night(float(number), release="r2" * 8)) for number in range(6, 11)]
+    found = accept_lengths(target(release="r2" * 8), Past((*nights, *later)))
+    assert [one.value for one in found] == [6.0, 7.0, 8.0, 9.0, 10.0]
 
 
 def test_a_load_counts_once_however_often_it_was_looked_at(figure: Make, target: Make, run: Make) -> None:

@@ -16,7 +16,7 @@ from ddtree_ops.errors import ConfigError, ExitCode
 from ddtree_ops.playbook.webhook import post, summary, webhook_url
 from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.runreport import RunReport, TargetReport
-from ddtree_ops.secret import MASK, Secret
+from ddtree_ops.secret import MASK, Secret, learn, redact
 
 TOKEN = "T0KENT0KENT0KEN"
 
@@ -146,6 +146,27 @@ def test_one_source_that_can_be_read(tmp_path: Path) -> None:
         webhook_url(variable="HOOK", file=str(tmp_path))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         webhook_url(file=str(tmp_path / "none"))
+
+
+def test_the_address_is_masked_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "only-seen-in-this-test-0421"
+    monkeypatch.setenv("HOOK", f"https://chat.example/hooks/{token}")
+    assert token in redact(f"the last word is {token}")
+    webhook_url(variable="HOOK")
+    assert token not in redact(f"the last word is {token}")
+
+
+def test_no_name_tells_a_secret() -> None:
+    secret = "name-with-secret-0815"
+    learn(secret)
+    check = CheckResult(f"check.{secret}", Verdict.FAIL, secret, host="h")
+    target = TargetReport(f"h/{secret}", "h", secret, checks=(check,), errors=(f"h: {secret}",))
+    report = RunReport(f"night-{secret}", f"id-{secret}", "x", inventory=secret, targets=(target,))
+    said = json.dumps(summary(report, ExitCode.CHECK_FAILED))
+    assert secret not in said
+    assert f"check.{MASK}" in said
+    assert f"h/{MASK}" in said
+    assert f"night-{MASK}" in said
 
 
 def test_what_is_said() -> None:

@@ -27,13 +27,14 @@ from ddtree_ops.report.compare import (
     Judgement,
     compare_reports,
     compare_targets,
+    comparison_html,
     print_comparison,
 )
 from ddtree_ops.report.points import columns_of, in_order, points_of, shown
 from ddtree_ops.report.run_terminal import print_run
 from ddtree_ops.report.schema import report_schema
 from ddtree_ops.report.write import json_text, read_report, write_file, write_report
-from ddtree_ops.results import CheckResult, Figure, Verdict
+from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
 from ddtree_ops.runreport import RunReport, TargetReport
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -255,8 +256,14 @@ def change(
     second: float | None,
     spread: float | None = None,
     units: tuple[str, str] = ("s", "s"),
+    samples: int = 32,
+    **labels: str,
 ) -> Change:
-    return Change("h", Figure(name, first, units[0], "", spread=spread), Figure(name, second, units[1], ""))
+    return Change(
+        "h",
+        Figure(name, first, units[0], "", samples, spread, labels),
+        Figure(name, second, units[1], "", samples, labels=labels),
+    )
 
 
 class TestComparison:
@@ -276,6 +283,28 @@ class TestComparison:
             (change("failed_requests", 0.0, 0.0), Judgement.SAME),
             (change("accept_histogram", 10.0, 20.0), Judgement.NEUTRAL),
             (change("mood", 10.0, 20.0), Judgement.NEUTRAL),
+            (change("gpu_memory", 17.0, 180.0, units=("GB", "GB"), part="kv-cache"), Judgement.NEUTRAL),
+            (change("ttft", 0.004, 0.013), Judgement.SAME),
+            (change("ttft", 0.004, 0.015), Judgement.WORSE),
+            (change("tpot", 0.0010, 0.0014), Judgement.SAME),
+            (change("tpot", 0.0070, 0.0077), Judgement.WORSE),
+            (change("load_phase", 0.037, 0.251, samples=1, phase="kv-cache"), Judgement.SAME),
+            (change("load_phase", 10.0, 100.0, samples=1, phase="weights"), Judgement.FEW),
+            (change("load_phase", 10.0, 100.0, samples=2, phase="weights"), Judgement.WORSE),
+            (change("ready", 5.0, 9.0, samples=1), Judgement.SAME),
+            (change("ready", 400.0, 470.0, samples=1), Judgement.SAME),
+            (change("ready", 400.0, 490.0, samples=1), Judgement.WORSE),
+            (change("restart", 400.0, 430.0, samples=3), Judgement.WORSE),
+            (change("host_memory", 0.05, 0.14, units=("GB", "GB")), Judgement.SAME),
+            (change("accept_length", 0.5, 0.54), Judgement.SAME),
+            (change("ttft", 1.0, 2.0, samples=7, stat="median"), Judgement.FEW),
+            (change("ttft", 1.0, 2.0, samples=8, stat="median"), Judgement.WORSE),
+            (change("ttft", 1.0, 2.0, samples=99, stat="p99"), Judgement.FEW),
+            (change("ttft", 1.0, 2.0, samples=100, stat="p99"), Judgement.WORSE),
+            (change("output_rate", 100.0, 80.0, samples=29), Judgement.FEW),
+            (change("output_rate", 100.0, 80.0, samples=30), Judgement.WORSE),
+            (change("output_rate", 100.0, 80.0, spread=1.0, samples=3), Judgement.WORSE),
+            (change("speedup", 1.0, 2.0, samples=8), Judgement.FEW),
             (change("ttft", None, 1.0), Judgement.UNKNOWN),
             (change("ttft", 1.0, None), Judgement.UNKNOWN),
             (change("ttft", 1.0, 1000.0, units=("s", "ms")), Judgement.UNKNOWN),
@@ -324,6 +353,84 @@ class TestComparison:
         assert compare_targets(*first.targets).changes[0].ratio == 2.0
         assert compare_reports(first, run()).changes == ()
 
+    def test_a_partial_run_is_named_before_anything_else(self) -> None:
+        found = compare_reports(partial_run(), bench_run())
+        assert found.notes[0].startswith("the first is partial: ")
+        lines = printed(print_comparison, found).splitlines()
+        assert "note: the first is partial: " in lines[1]
+        assert "the first is partial: " in comparison_html(found).partition("<table>")[0]
+        assert not any("partial" in note for note in compare_reports(bench_run(), bench_run()).notes)
+
+    def test_two_generators_and_few_requests_are_noted(self) -> None:
+        def run(generator: str, samples: int) -> RunReport:
+            rate = Figure("output_rate", 9.0, "tokens/s", "", samples)
+            target = TargetReport("h/s", "h", "s", {"generator": generator}, figures=(rate,))
+            return RunReport("bench", "r", "", complete=True, targets=(target,))
+
+        assert compare_reports(run("own", 30), run("own", 64)).notes == ()
+        assert compare_reports(run("own", 30), run("sglang", 8)).notes == (
+            "h/s: two load generators (own, sglang): their figures are not the same",
+            "points rest on as few as 8 requests: 30 or more tell a change from chance",
+        )
+
+    def test_reports_of_two_commands_are_told_apart(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            compare_reports(bench_run(), replace(validate_run(), targets=()))
+        assert caught.value.message == (
+            "the report of bench 20261130T021500Z-cd34 and the report of validate 20261130T063000Z-ab12 have no"
+            " figure in common"
+        )
+        nightly = replace(validate_run(), command="nightly")
+        assert compare_reports(validate_run(), nightly).notes == (
+            "two commands made them: validate the first, nightly the second",
+        )
+
+    def test_what_matters_comes_first_and_load_phases_last(self) -> None:
+        figures: tuple[tuple[str, float, float, dict[str, str]], ...] = (
+            ("load_phase", 1.0, 9.0, {"phase": "weights"}),
+            ("mood", 1.0, 9.0, {}),
+            ("ready", 1.0, 90.0, {}),
+            ("gpu_memory", 1.0, 9.0, {}),
+            ("ttft", 1.0, 9.0, {"stat": "p99"}),
+            ("ttft", 1.0, 2.0, {"stat": "median"}),
+            ("accept_length", 9.0, 1.0, {}),
+            ("output_rate", 9.0, 1.0, {}),
+            ("speedup", 9.0, 8.0, {}),
+        )
+        changes = tuple(
+            change(name, one, two, None, ("s", "s"), 100, **labels) for name, one, two, labels in figures
+        )
+        rows = printed(print_comparison, Comparison("a", "b", changes)).splitlines()
+        told = [row.split(" s ")[1].strip() for row in rows if row.startswith(("worse ", "neutral "))]
+        assert told == [
+            "speedup", "output_rate", "accept_length", "ttft stat=median", "ttft stat=p99", "gpu_memory",
+            "ready", "load_phase phase=weights", "mood",
+        ]  # fmt: skip
+        assert rows[1] == (
+            "worse: speedup (0.89x), output_rate (0.11x), accept_length (0.11x), and 5 more kinds of figure"
+        )
+
+    def test_the_sentence_counts_points(self) -> None:
+        rates = [(100.0, 50.0), (100.0, 80.0), (100.0, 101.0), (100.0, 300.0)]
+        changes = tuple(
+            change("output_rate", one, two, concurrency=str(place)) for place, (one, two) in enumerate(rates)
+        )
+        rows = printed(print_comparison, Comparison("a", "b", changes)).splitlines()
+        assert rows[1] == (
+            "worse: output_rate at 2 of 4 points (0.50x to 0.80x); better: output_rate at 1 of 4 points (3.00x)"
+        )
+
+    @pytest.mark.parametrize(
+        ("samples", "said"),
+        [
+            (32, "no figure differs by more than noise"),
+            (8, "nothing that has samples enough differs by more than noise; 1 figure with too few"),
+        ],
+    )
+    def test_no_difference_is_a_sentence_too(self, samples: int, said: str) -> None:
+        found = (change("output_rate", 100.0, 104.0 if samples == 32 else 50.0, samples=samples),)
+        assert printed(print_comparison, Comparison("a", "b", found)).splitlines()[1] == said
+
     def test_a_target_is_not_compared_twice(self) -> None:
         targets = tuple(
             TargetReport(f"{host}/s", host, "s", figures=(Figure("ready", 1.0, "s", ""),)) for host in "ab"
@@ -340,7 +447,7 @@ class TestComparison:
             ("gpu_memory", 90.0, None, "GB"),
         )
         changes = tuple(
-            Change("h/s", Figure(name, one, unit, ""), Figure(name, two, unit, ""))
+            Change("h/s", Figure(name, one, unit, "", 32), Figure(name, two, unit, "", 32))
             for name, one, two, unit in figures
         )
         more = (("h/s", Figure("kv_tokens", 7.0, "tokens", "")),)
@@ -348,9 +455,10 @@ class TestComparison:
         assert text == golden(
             """
             r1 h/s (before) against r2 h/s (after)
+            worse: output_rate (0.80x), ttft (2.00x); better: accept_length (1.10x)
             CHANGE  RATIO BEFORE AFTER UNIT        FIGURE
-            worse   2.00x 0.1    0.2   s           ttft
             worse   0.80x 300    240   tokens/s    output_rate
+            worse   2.00x 0.1    0.2   s           ttft
             better  1.10x 4      4.4   tokens/step accept_length
             unknown -     90     -     GB          gpu_memory
             2 worse, 1 better, 1 unknown, 1 same, 1 figure only in the first
@@ -366,9 +474,9 @@ class TestComparison:
     def test_many_changes_are_cut_unless_asked_for(self) -> None:
         found = compare_reports(bench_run(), bench_run(factor=0.8))
         text = printed(print_comparison, found)
-        assert len(text.splitlines()) == 34
-        assert text.splitlines()[-2:] == ["... 70 more", "100 worse, 230 same"]
-        assert len(printed(print_comparison, found, verbose=True).splitlines()) == 333
+        assert len(text.splitlines()) == 35
+        assert text.splitlines()[-2:] == ["... 70 more", "40 worse, 60 few, 230 same"]
+        assert len(printed(print_comparison, found, verbose=True).splitlines()) == 334
 
 
 def printed(printer: Callable[..., None], *arguments: object, **more: object) -> str:
@@ -415,7 +523,7 @@ class TestOnATerminal:
               b300: connect: there is no session to the host
                 state: nothing was changed
                 next:  ddtree-ops doctor b300
-            validate 20261130T063000Z-ab12: fail (2 pass, 1 fail, 1 inconclusive, 1 skipped)
+            validate 20261130T063000Z-ab12: fail (2 pass, 1 fail, 1 inconclusive, 1 skipped, 1 error)
             """
         )
 
@@ -433,6 +541,72 @@ class TestOnATerminal:
             "bench 20261130T021500Z-ef56: inconclusive (nothing was checked)",
         ]
 
+    def test_the_rest_of_the_evidence_is_where_the_report_is(self) -> None:
+        text = printed(print_run, validate_run(), kept=Path("/r/validate-1"))
+        assert "1 more piece of evidence in /r/validate-1\n" in text
+        nightly = printed(print_run, replace(validate_run(), command="nightly"))
+        assert "1 more piece of evidence in the report\n" in nightly
+
+    def test_a_crash_is_told_once(self) -> None:
+        problem = "NRestarts changed from 0 to 1: the service was restarted in between"
+        unit = Evidence("systemctl show", "active (running), NRestarts 1")
+        hint = "ddtree-ops diagnose h --invocation 12ab"
+        headline = "illegal-access: an illegal memory access on rank 3"
+        checks = (
+            CheckResult(
+                "chat", Verdict.FAIL, f"broken off; the engine died: {problem}", "h", {}, (unit,), hint
+            ),
+            CheckResult("needle", Verdict.SKIPPED, "the engine died", "h"),
+            CheckResult("steady", Verdict.FAIL, "failed (exit-code)", "h", {}, (unit,), hint),
+            CheckResult(
+                "signatures", Verdict.FAIL, headline, "h", {}, (Evidence("journal", "CUDA error"),), "x"
+            ),
+            CheckResult(
+                "journal", Verdict.FAIL, headline, "h", {}, (Evidence("journal", "CUDA error"),), "x"
+            ),
+        )
+        target = TargetReport(
+            "h", "h", "s", checks=checks, diagnoses=({"verdict": "fail", "headline": headline},)
+        )
+        run = replace(partial_run(), command="nightly", complete=True, targets=(target,))
+        assert printed(print_run, run) == golden(
+            """
+            h fail
+              ✗ chat        broken off; the engine died: NRestarts changed from 0 to 1: the service was restarted in between
+                  systemctl show:
+                    active (running), NRestarts 1
+                  next: ddtree-ops diagnose h --invocation 12ab
+              - needle      the engine died
+              ✗ steady      failed (exit-code)
+              ✗ signatures  illegal-access: an illegal memory access on rank 3
+                  journal:
+                    CUDA error
+                  next: x
+              ✗ journal     illegal-access: an illegal memory access on rank 3
+            nightly 20261130T021500Z-ef56: fail (4 fail, 1 skipped)
+            """
+        )
+        assert printed(print_run, run, verbose=True).count("CUDA error") == 2
+
+    @pytest.mark.parametrize(("verdict", "lines"), [("pass", 0), ("fail", 1), ("inconclusive", 1)])
+    def test_a_diagnosis_that_found_nothing_is_no_line(self, verdict: str, lines: int) -> None:
+        target = TargetReport("h", "h", "s", diagnoses=({"verdict": verdict, "headline": "what it says"},))
+        text = printed(print_run, replace(partial_run(), targets=(target,)))
+        assert text.count("diagnosis: what it says\n") == lines
+
+    def test_two_failures_with_one_command_keep_their_evidence(self) -> None:
+        checks = tuple(
+            CheckResult(
+                name, Verdict.FAIL, f"{name} is wrong", "h", {}, (Evidence("chat", name),), "the same"
+            )
+            for name in ("copy", "needle")
+        )
+        text = printed(
+            print_run, replace(partial_run(), targets=(TargetReport("h", "h", "s", checks=checks),))
+        )
+        assert text.count("next: the same\n") == 2
+        assert text.count("chat:\n") == 2
+
     def test_verbose_shows_every_figure_and_all_evidence(self) -> None:
         text = printed(print_run, validate_run(), verbose=True)
         assert "accept len: 7.91, which no text of a model has" in text
@@ -447,3 +621,9 @@ class TestOnATerminal:
             print_run(Console(file=stream, width=80), run)
             stream.flush()
             assert b"  + c  fine" in raw.getvalue()
+
+    def test_a_pass_of_a_run_that_did_not_end_is_one_so_far(self) -> None:
+        target = TargetReport("h", "h", "s", checks=(CheckResult("c", Verdict.PASS, "fine"),))
+        run = replace(partial_run(), targets=(target,))
+        assert printed(print_run, run).startswith("h pass so far\n")
+        assert printed(print_run, replace(run, complete=True)).startswith("h pass\n")

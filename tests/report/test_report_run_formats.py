@@ -272,6 +272,37 @@ class TestMarkdown:
         assert "| `ddtree-ops diagnose ct200` |" in text
         assert "b300: connect: there is no session to the host<br>state: nothing was changed<br>next:" in text
 
+    @pytest.mark.parametrize(
+        ("hint", "shown"),
+        [
+            ("ddtree-ops diagnose b300 --invocation 12ab", "`ddtree-ops diagnose b300 --invocation 12ab`"),
+            (
+                "ddtree-ops logs b300 --stats, then ddtree-ops restart b300",
+                "`ddtree-ops logs b300 --stats`, then `ddtree-ops restart b300`",
+            ),
+            ("ddtree-ops wait b300: it loads", "`ddtree-ops wait b300`: it loads"),
+            ("ddtree-ops bench --budgets 8,16 (again)", r"`ddtree-ops bench --budgets 8,16` \(again\)"),
+            ("SM120 has 99 KiB: take another backend", "SM120 has 99 KiB: take another backend"),
+            ("deploy the patched runner", "deploy the patched runner"),
+            ("word " * 100, f"{('word ' * 40).rstrip()} ..."),
+            (
+                f"ddtree-ops logs b300, {'word ' * 100}",
+                f"`ddtree-ops logs b300`, {('word ' * 36)[:178].rstrip()} ...",
+            ),
+            (
+                f"ddtree-ops validate b300 --golden /{'x' * 250}",
+                f"`ddtree-ops validate b300 --golden /{'x' * 250}`",
+            ),
+        ],
+    )
+    def test_only_commands_are_code(self, hint: str, shown: str) -> None:
+        page = step_summary(run_of(CheckResult("c", Verdict.FAIL, "s", "h", hint=hint)))
+        assert f"| c | s | {shown} |" in page
+
+    def test_a_long_sentence_is_cut(self) -> None:
+        page = step_summary(run_of(CheckResult("c", Verdict.FAIL, "é" * 500)))
+        assert f"| {'é' * 200} ... |" in page
+
     def test_points_of_a_bench(self) -> None:
         rows = [line for line in step_summary(bench_run()).splitlines() if line.startswith("| ddtree 32/8 |")]
         assert rows == [

@@ -199,6 +199,24 @@ def test_points_of_a_bench_are_a_table_too() -> None:
 def test_a_partial_report_says_so(pages: dict[str, Page]) -> None:
     assert "Partial report." in pages["partial"].text
     assert "Partial report." not in pages["bench"].text
+    assert "bench 20261130T021500Z-ef56: inconclusive (partial)" in pages["partial"].text
+    assert "broken off" in pages["partial"].text
+    assert "ended" in pages["bench"].text
+
+
+def test_a_target_of_a_partial_report_passes_so_far() -> None:
+    target = TargetReport("h", "h", "s", checks=(CheckResult("c", Verdict.PASS, "fine"),))
+    run = RunReport("bench", "r", "2026-11-30T02:15:00+00:00", targets=(target,))
+    assert " so far" not in "".join(Page(html_report(replace(run, complete=True))).text)
+    assert "".join(Page(html_report(run)).text).count("so far") == 1
+
+
+def test_many_options_are_folded_and_printed() -> None:
+    options: dict[str, object] = {f"o{place}": place for place in range(5)}
+    run = RunReport("bench", "r", "2026-11-30T02:15:00+00:00", options=options)
+    assert '<details class="told"><summary>5 options of the run</summary><dl><dt>o0</dt>' in html_report(run)
+    assert "<dt>option o0</dt>" in html_report(replace(run, options={"o0": 0}))
+    assert "details.told::details-content" in html_report(run).partition("@media print{pre")[2]
 
 
 def test_nothing_at_all_is_a_page_too() -> None:

@@ -163,7 +163,9 @@ def parse_bench_serving(output: str, *, requested: int) -> Measurement | None:
     Medians and 99th percentiles are its own; deviations come from its details, a value a request.
     """
     document: Any = None
-    for line in output.splitlines():
+    for line in output.split(
+        "\n"
+    ):  # str.splitlines cuts at U+0085 and U+2028 too, which may stand in an answer
         if line.startswith("{") and '"request_throughput"' in line:
             try:
                 document = json.loads(line)

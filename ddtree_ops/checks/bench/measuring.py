@@ -24,7 +24,7 @@ from ddtree_ops.checks.engine import EngineClient, EngineError, ServerInfo
 from ddtree_ops.checks.readiness import Readiness
 from ddtree_ops.checks.speculation import DecodeWindow, summarise_decode
 from ddtree_ops.diagnose.figures import above_block
-from ddtree_ops.errors import DeadlineError, Inconclusive, RemoteError
+from ddtree_ops.errors import CheckFailed, DeadlineError, Inconclusive, RemoteError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Figure, Reporter, Verdict
@@ -286,14 +286,22 @@ class Bench:
     def start_figures(self, configuration: Configuration) -> tuple[Figure, ...]:
         """Figures of the start that serves now: its load by phase, memory, room for tokens.
 
-        :raises Inconclusive: the server runs something else than the configuration.
+        :raises CheckFailed: the server runs something else than the configuration.
+        :raises Inconclusive: it does not say what it runs.
         """
         labels = configuration.labels
         control = UnitControl(self.session, self.target.service.unit)
         loads = load_figures(control.entries(invocation="current"), labels)
         info = self._info()
-        if info is not None and (wrong := wrong_speculation(configuration, info)):
-            raise Inconclusive(wrong, host=self.target.name, phase=PHASE)
+        if info is None:
+            raise Inconclusive(
+                "the server does not say what it runs (/server_info): whatever was measured could be of another one",
+                host=self.target.name,
+                phase=PHASE,
+                hint=f"ddtree-ops smoke {self.target.host.name}",
+            )
+        if wrong := wrong_speculation(configuration, info):
+            raise CheckFailed(wrong, host=self.target.name, phase=PHASE)
         smi = self.session.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], deadline=60.0
         )

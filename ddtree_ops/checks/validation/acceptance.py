@@ -9,10 +9,18 @@ from pydantic import Field
 
 from ddtree_ops.checks.engine import Generation, ServerInfo
 from ddtree_ops.checks.speculation import DecodeWindow, summarise_decode
-from ddtree_ops.checks.validation.acceptance_judging import Counts, by_kind, judge_acceptance, total_counts
+from ddtree_ops.checks.validation.acceptance_judging import (
+    Counts,
+    by_kind,
+    judge_acceptance,
+    judge_said,
+    same_algorithm,
+    total_counts,
+)
 from ddtree_ops.checks.validation.acceptance_prompts import Ask, Rendered, kinds, pick_prompts, ready
 from ddtree_ops.checks.validation.asking import excerpt, fitting, skipped
 from ddtree_ops.checks.validation.base import Context, Settings, check
+from ddtree_ops.checks.validation.judging import Judgement
 from ddtree_ops.errors import Inconclusive, RemoteError
 from ddtree_ops.noise import Change, compare
 from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
@@ -46,6 +54,13 @@ def acceptance(ctx: Context, settings: Acceptance) -> CheckResult:
         )
     if not ctx.speculative:
         return skipped(ctx, "no speculative decoding is configured")
+    if wanted is not None and not same_algorithm(wanted.algorithm, ctx.speculative):
+        return ctx.result(
+            Verdict.FAIL,
+            f"{wanted.algorithm} is configured, and the server runs {ctx.speculative}",
+            evidence=[Evidence("http GET /server_info", f"speculative_algorithm: {ctx.speculative}")],
+            hint=f"ddtree-ops deploy {ctx.host} --dry-run shows whether it runs with the flags of the inventory",
+        )
     asks = pick_prompts(settings.prompts, settings.kinds)
     if not asks:
         return ctx.result(Verdict.INCONCLUSIVE, f"no prompt of these kinds; there are {', '.join(kinds())}")
@@ -90,9 +105,17 @@ def _result(
     floor = settings.floor if settings.floor is not None else service.health.min_accept_length
     change = _change(ctx, total)
     block = service.speculative.block_size if service.speculative else None
-    judged = judge_acceptance(
-        counts, block_size=block, floor=floor, decode=decode, server=info.avg_accept_length, change=change
+    counting = judge_acceptance(
+        counts,
+        block_size=block,
+        floor=floor,
+        decode=decode,
+        server=info.avg_accept_length,
+        change=change,
+        answered=sum(answer.completion_tokens > 1 for _, answer in answers),
     )
+    said = judge_said([(ask.name, answer) for ask, answer in answers], quality=ctx.quality)
+    judged = said if said is not None and counting.verdict is not Verdict.FAIL else counting
     grouped = by_kind({kind: [c for ask, c in counted if ask.kind == kind] for kind in kinds()})
     figures = []
     if total.length is not None:
@@ -133,7 +156,7 @@ def _result(
     return ctx.result(
         judged.verdict,
         judged.summary,
-        hint=judged.hint,
+        hint=_next(ctx, judged),
         facts={
             "accept_length": None if total.length is None else round(total.length, 3),
             "accept_length_by_source": {
@@ -146,6 +169,7 @@ def _result(
             "floor": floor,
             "templated": rendered.templated,
             "requests": len(answers),
+            "counted": total.requests,
             "verify_steps": total.steps,
             "history": None
             if change is None
@@ -159,6 +183,16 @@ def _result(
         evidence=evidence,
         figures=figures,
     )
+
+
+def _next(ctx: Context, judged: Judgement) -> str:
+    """What to do about it: the judgement's words, and a command."""
+    if judged.verdict is Verdict.PASS or "ddtree-ops " in judged.hint:
+        return judged.hint
+    command = f"ddtree-ops logs {ctx.host} --stats"
+    if judged.verdict is Verdict.FAIL:
+        command = f"ddtree-ops diagnose {ctx.host}; ddtree-ops lint {ctx.host}"
+    return f"{judged.hint.rstrip('. ')}. Next: {command}" if judged.hint else command
 
 
 def _told(counts: Counts) -> str:

@@ -7,17 +7,35 @@ from dataclasses import dataclass
 
 from ddtree_ops.checks.engine import Generation
 from ddtree_ops.checks.speculation import DecodeWindow
+from ddtree_ops.checks.textquality import judge_text
 from ddtree_ops.checks.validation.judging import Judgement
 from ddtree_ops.diagnose.figures import above_block, useless
 from ddtree_ops.noise import Change
 from ddtree_ops.results import Verdict
 from ddtree_ops.wording import count
 
-__all__ = ["Counts", "accounting", "by_kind", "contradictions", "judge_acceptance", "total_counts"]
+__all__ = [
+    "Counts",
+    "accounting",
+    "by_kind",
+    "contradictions",
+    "judge_acceptance",
+    "judge_said",
+    "same_algorithm",
+    "total_counts",
+]
 
 AGREEMENT = 0.25
 """Share by which the log and the requests may differ: lines are means of some dozen steps, and a line may begin earlier."""
+LEAST_STEPS = 10
+"""Verify steps that an accept length must rest on."""
+LEAST_COUNTED = 0.9
+"""Share of the answers that must carry counts."""
 _LEAST_LINES = 3
+_GARBAGE = 0.25
+"""Share of the answers that may be none before their accept length says nothing."""
+_ALIASES = {"NEXTN": "EAGLE"}
+"""What sglang calls an algorithm once it runs."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,7 @@ def judge_acceptance(
     decode: DecodeWindow,
     server: float | None = None,
     change: Change | None = None,
+    answered: int | None = None,
 ) -> Judgement:
     """The verdict over all prompts.
 
@@ -115,6 +134,7 @@ def judge_acceptance(
     :param floor: least accept length that is asked for; None: none is.
     :param server: average that the server tells, over all since the last flush.
     :param change: against earlier runs.
+    :param answered: answers that must carry counts: those of two tokens and more. None: as many as do.
     """
     total = total_counts("all prompts", counts)
     length = total.length
@@ -125,6 +145,7 @@ def judge_acceptance(
             "is it an sglang whose /generate tells spec_verify_ct?",
         )
     broken = accounting(counts, block_size)
+    answered = total.requests if answered is None else answered
     most = max(decode.accept_lengths, default=0.0)
     if block_size is not None and above_block(most, block_size):
         broken.append(f"the log: {most:.2f} tokens a step exceed the block size {block_size}")
@@ -133,6 +154,19 @@ def judge_acceptance(
     if broken:
         more = f" ({count(len(broken), 'contradiction')})" if len(broken) > 1 else ""
         return Judgement(Verdict.FAIL, f"the accounting is broken: {broken[0]}{more}")
+    if total.requests < answered * LEAST_COUNTED:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"{total.requests} of {count(answered, 'answer')} carry speculative counts: the others may be of any length",
+            "does a router or another server answer part of the requests?",
+        )
+    if total.steps < LEAST_STEPS:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"{count(total.steps, 'verify step')} in {count(total.requests, 'answer')}: "
+            f"an accept length needs {LEAST_STEPS}",
+            "more prompts or longer answers: acceptance: {prompts: 12, max_tokens: 128}",
+        )
     of = f" of at most {block_size}" if block_size else ""
     seen = f"accept length {length:.2f}{of} tokens a step ({total.accepted} drafts in {count(total.steps, 'step')})"
     if useless(length):
@@ -155,6 +189,41 @@ def judge_acceptance(
             "does somebody else use the engine? Take the host out of the router and run it again",
         )
     return Judgement(Verdict.PASS, seen)
+
+
+def same_algorithm(configured: str, running: str) -> bool:
+    """Whether a server runs the algorithm that it was given, by the names that sglang has for it."""
+    one, other = configured.upper(), running.upper()
+    return _ALIASES.get(one, one) == _ALIASES.get(other, other)
+
+
+def judge_said(named: Sequence[tuple[str, Generation]], *, quality: bool) -> Judgement | None:
+    """Why the answers are none, so that their accept length says nothing; None where they are.
+
+    :param quality: False: texts are looked at for being there, not for sense.
+    """
+    wordless = [name for name, answer in named if answer.completion_tokens and not answer.text.strip()]
+    if named and len(wordless) > len(named) * _GARBAGE:
+        return Judgement(
+            Verdict.FAIL if quality else Verdict.INCONCLUSIVE,
+            f"{len(wordless)} of {count(len(named), 'answer')} have tokens and no text ({wordless[0]}): "
+            "their accept length says nothing",
+        )
+    if not quality:
+        return None
+    found = [
+        (name, reason)
+        for name, answer in named
+        if (reason := judge_text(answer.text, completion_tokens=answer.completion_tokens).reason) is not None
+    ]
+    if len(found) <= len(named) * _GARBAGE:
+        return None
+    name, reason = found[0]
+    return Judgement(
+        Verdict.FAIL,
+        f"{len(found)} of {count(len(named), 'answer')} garbage: their accept length says nothing: {name}: {reason}",
+        "compare with the same prompt on a server without speculation",
+    )
 
 
 def by_kind(named: Mapping[str, Sequence[Counts]]) -> dict[str, Counts]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ddtree_ops.checks.engine import Chat, Generation
+from ddtree_ops.checks.engine import Chat, EngineError, Generation
 from ddtree_ops.checks.prompts import load_prompts
 from ddtree_ops.checks.validation.base import Context
-from ddtree_ops.checks.validation.judging import Judgement
+from ddtree_ops.checks.validation.judging import Judgement, cut_off
 from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
 from ddtree_ops.secret import redact
 
 __all__ = [
+    "NO_THOUGHTS",
+    "Answered",
+    "answered",
     "capacity",
     "chat",
     "excerpt",
@@ -40,6 +44,12 @@ _SENTENCES = (
     "The library bought a lamp for each reading desk after the letters about the gloom had reached it.",
     "Fishermen dry their nets behind the school, where children learn the knots before the alphabet.",
 )
+NO_THOUGHTS: Mapping[str, Any] = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+"""Field of a chat that asks the template for no thoughts; a template that knows neither word leaves them unread."""
+_THOUGHTS = 4096
+"""Tokens for a model that thinks all the same."""
+_QUIET = "asked_without_thoughts"
+"""Key of :attr:`Context.shared`: True once an answer was had whole without thoughts, and not with them."""
 _MARGIN = 0.06
 """Of the tokens a prompt is to have: what the estimate may be wrong by."""
 
@@ -65,6 +75,48 @@ def chat(ctx: Context, prompt: str | Sequence[Mapping[str, Any]], *, max_tokens:
     return ctx.engine.chat(
         ctx.model.name, prompt, max_tokens=fitting(ctx, max_tokens), timeout=ctx.timeout, **more
     )
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, and how it was asked for in the end."""
+
+    chat: Chat
+    max_tokens: int
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def answered(
+    ctx: Context, prompt: str | Sequence[Mapping[str, Any]], *, max_tokens: int, **more: Any
+) -> Answered:
+    """A chat that is wanted up to its end: what is cut off is asked again, without thoughts, and then with more room.
+
+    The room is what the context, the time-out and the speed that was seen allow, 4096 tokens at most. Once an answer was
+    had without thoughts only, the rest of the run asks so at once.
+    """
+    tokens = fitting(ctx, max_tokens)
+    quiet = {**more, **NO_THOUGHTS}
+    begin = quiet if ctx.shared.get(_QUIET) else more
+    first = chat(ctx, prompt, max_tokens=tokens, **begin)
+    if cut_off(first) is None:
+        return Answered(first, tokens, begin)
+    if begin is not quiet:
+        try:
+            second = chat(ctx, prompt, max_tokens=tokens, **quiet)
+        except EngineError as error:
+            if error.status != 400:
+                raise
+        else:
+            if second.finish_reason != "length":
+                ctx.shared[_QUIET] = True
+                return Answered(second, tokens, quiet)
+    rate = first.completion_tokens / max(first.seconds, 1e-6)
+    room = capacity(ctx) - first.prompt_tokens - 64
+    larger = fitting(ctx, min(_THOUGHTS, room, int(rate * ctx.timeout * 0.7)))
+    if larger <= tokens:
+        return Answered(first, tokens, begin)
+    ctx.say(f"cut off after {tokens} tokens: asked again with {larger}")
+    return Answered(chat(ctx, prompt, max_tokens=larger, **begin), larger, begin)
 
 
 def generate(ctx: Context, prompt: str, *, max_tokens: int, ignore_eos: bool = False) -> Generation:

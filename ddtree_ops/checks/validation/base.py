@@ -94,7 +94,10 @@ class Context:
         evidence: Sequence[Evidence] = (),
         figures: Sequence[Figure] = (),
     ) -> CheckResult:
-        """The result of the check under way."""
+        """The result of the check under way; what is no pass says what to type, the engine's words where nothing better is known."""
+        if verdict in {Verdict.FAIL, Verdict.INCONCLUSIVE} and "ddtree-ops " not in hint:
+            look = f"ddtree-ops logs {self.target.name} --invocation current"
+            hint = f"{hint}; {look}" if hint else look
         return CheckResult(
             self.name,
             verdict,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from ddtree_ops.checks.engine import EngineError, Generation
-from ddtree_ops.checks.validation.asking import capacity, generate, prose, skipped, told
+from ddtree_ops.checks.validation.asking import capacity, chat, generate, prose, skipped, told
 from ddtree_ops.checks.validation.base import Context, Settings, check
-from ddtree_ops.checks.validation.judging import judge_flush, judge_prefix
+from ddtree_ops.checks.validation.judging import Hit, begun_early, judge_flush, judge_prefix
 from ddtree_ops.results import CheckResult, Verdict
 
 __all__ = ["Cached"]
+
+_CHAT = "/v1/chat/completions"
+_ASKED = {
+    "the second sentence": "Say the second sentence of this text again, word for word, and nothing else.",
+    "the last line": "Say the last whole line of this text again, word for word, and nothing else.",
+    "a summary": "Sum up the first three sentences of this text in one sentence.",
+}
 
 
 class Cached(Settings):
@@ -23,10 +31,12 @@ class Cached(Settings):
     max_tokens: Annotated[int, Field(ge=2)] = 48
 
 
-def _prompt(ctx: Context, settings: Cached, what: str) -> str:
+def _prompt(
+    ctx: Context, settings: Cached, what: str, ask: str = "The next sentence of this text is:"
+) -> str:
     """A prompt that was never sent before: its first words are the run's and the check's."""
     chars = min(settings.chars, max(64, capacity(ctx) // 2 - 80))
-    return f"{ctx.nonce} {what}.\n{prose(chars)[:chars]}\n\nThe next sentence of this text is:"
+    return f"{ctx.nonce} {what}.\n{prose(chars)[:chars]}\n\n{ask}"
 
 
 def _facts(**answers: Generation) -> dict[str, object]:
@@ -37,14 +47,38 @@ def _facts(**answers: Generation) -> dict[str, object]:
 
 @check("prefix-hit", "the same prompt again is answered from the cache, and the same", settings=Cached)
 def prefix_hit(ctx: Context, settings: Cached) -> CheckResult:
-    """Three times the same prompt: with an empty cache, and twice from it."""
+    """What comes from the cache, as ``/generate`` counts it; then three chats, each new and twice from the cache.
+
+    Where a chat parts early it is asked anew, under another beginning: a near tie does not come back, damage does.
+    """
     if ctx.info.raw.get("disable_radix_cache"):
         return skipped(ctx, "the server runs with --disable-radix-cache")
     prompt = _prompt(ctx, settings, "prefix")
-    cold, warm, again = (generate(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(3))
-    found = judge_prefix(cold, warm, again, quality=ctx.quality)
+    cold, warm = (generate(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(2))
+    hits = []
+    for index, name in enumerate(_ASKED):
+        ctx.say(name, index / len(_ASKED))
+        hit = _hit(ctx, settings, name, "prefix")
+        if begun_early(hit):
+            hit = replace(hit, again=_hit(ctx, settings, name, "prefix anew"))
+        hits.append(hit)
+    found = judge_prefix(cold, warm, hits, quality=ctx.quality)
     said = {"POST /generate (new)": cold.text, "POST /generate (cached)": warm.text}
-    return told(ctx, found, answers=said, facts=_facts(new=cold, again=warm))
+    for hit in hits:
+        if hit.parted is not None:
+            for one, anew in ((hit, ""), (hit.again, ", anew")):
+                if one is not None:
+                    said[f"POST {_CHAT} ({one.name}{anew}, new)"] = one.cold.text or ""
+                    said[f"POST {_CHAT} ({one.name}{anew}, cached)"] = one.warm.text or ""
+    facts = {**_facts(new=cold, again=warm), "parted_at": {hit.name: hit.parted for hit in hits}}
+    return told(ctx, found, answers=said, facts=facts)
+
+
+def _hit(ctx: Context, settings: Cached, name: str, what: str) -> Hit:
+    """A chat asked three times: new, then twice from the cache."""
+    prompt = _prompt(ctx, settings, f"{what}, {name}", _ASKED[name])
+    cold, warm, third = (chat(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(3))
+    return Hit(name, cold, warm, third)
 
 
 @check(

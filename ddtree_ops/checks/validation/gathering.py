@@ -51,6 +51,11 @@ class Gathered:
             known = self._targets[target.name]
             self._targets[target.name] = replace(known, checks=(*known.checks, result))
 
+    def know(self, target: Target, facts: Mapping[str, Any]) -> None:
+        """What is known of a target before its first result."""
+        with self._lock:
+            self._targets[target.name] = replace(self._targets[target.name], facts=dict(facts))
+
     def done(self, target: Target, outcome: Validation | OpsError) -> None:
         """All of a target, or what ended the work on it."""
         with self._lock:

@@ -7,6 +7,7 @@ that were sent, two answers of one request at a time, and one at a higher batch.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ __all__ = [
     "record",
     "save",
     "server_facts",
+    "with_gaps",
 ]
 
 SCHEMA = 1
@@ -154,6 +156,20 @@ class Golden:
         )
 
 
+def _best(place: Any) -> tuple[tuple[int, float], ...]:
+    """Tokens of a place with their log-probabilities; what is no finite number is left out. Pure."""
+    rows = place if isinstance(place, list | tuple) else ()
+    return tuple(
+        (int(row[1]), float(row[0]))
+        for row in rows
+        if isinstance(row, list | tuple)
+        and len(row) >= 2
+        and isinstance(row[0], int | float)
+        and isinstance(row[1], int)
+        and math.isfinite(row[0])
+    )
+
+
 def answer_of(found: Generation) -> Answer:
     """Tokens of an answer, the one that ended it included, and the best at every place where they were asked for. Pure."""
     ids = found.output_ids
@@ -161,10 +177,8 @@ def answer_of(found: Generation) -> Answer:
     matched = reason.get("matched") if isinstance(reason, Mapping) else None
     if ids and isinstance(matched, int) and ids[-1] != matched and found.finish_reason == "stop":
         ids = (*ids, matched)
-    best = tuple(
-        tuple((int(each[1]), float(each[0])) for each in place or ())
-        for place in found.meta.get("output_top_logprobs") or ()
-    )
+    places = found.meta.get("output_top_logprobs")
+    best = tuple(_best(place) for place in places) if isinstance(places, list | tuple) else ()
     return Answer(ids, found.text, found.finish_reason, best)
 
 
@@ -307,6 +321,22 @@ def measure(
     )
 
 
+def with_gaps(golden: Golden, host: str, *, state: str = "nothing was compared") -> None:
+    """Refuse answers whose differences could not be told from near ties.
+
+    :raises Inconclusive: answers of the baseline carry no log-probabilities.
+    """
+    without = [each.ask.name for each in golden.prompts if not any(each.first.best)]
+    if without:
+        raise Inconclusive(
+            f"{len(without)} of {len(golden.prompts)} answers of the baseline carry no log-probabilities ({without[0]}): "
+            "a difference could not be told from a near tie",
+            host=host,
+            state=state,
+            hint="is it an sglang without speculation?",
+        )
+
+
 def record(
     ctx: Context, path: Path, *, prompts: int = PROMPTS, max_tokens: int = MAX_TOKENS, batch: int = BATCH
 ) -> Golden:
@@ -339,13 +369,7 @@ def record(
         templated=rendered.templated,
         say=ctx.say,
     )
-    if not all(each.first.best for each in golden.prompts):
-        raise Inconclusive(
-            "the answers carry no log-probabilities: a difference could not be told from a near tie",
-            host=ctx.host,
-            state="nothing was recorded",
-            hint="is it an sglang without speculation?",
-        )
+    with_gaps(golden, ctx.host, state="nothing was recorded")
     save(golden, path)
     return replace(golden, source=str(path))
 

@@ -16,9 +16,13 @@ from ddtree_ops.wording import count
 
 __all__ = [
     "EARLY",
+    "Hit",
     "Judgement",
     "Paced",
     "Refusal",
+    "answer_of",
+    "begun_early",
+    "cut_off",
     "difference",
     "judge_abort",
     "judge_answers",
@@ -52,7 +56,15 @@ EARLY = 16
 two tokens, which may fall either way when the same sums are made in another order, seldom comes so early."""
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 _OVER_LONG = re.compile(r"longer than the model's context length|exceeds the model's maximum context length")
-_NUMBER = re.compile(r"-?\d+(?:[ ,\u202f]\d{3})*")
+_NUMBER = re.compile(r"-?\d+(?:[ ,\u202f]\d{3})*(?![\d])(?:\.0+(?!\d))?")
+_BARE = re.compile(rf"^[\s*_`$#>]*({_NUMBER.pattern})[\s*_`$.]*$", re.M)
+_BOLD = re.compile(
+    rf"(?:\*\*|__|\\boxed\{{)(?:[^*_{{}}\n]*(?:[:=]|\bis)\s*)?({_NUMBER.pattern})[\s.]*(?:\*\*|__|\}})(?!\s*[-+*×x/=])"
+)
+_STATED = re.compile(
+    rf"(?i)\b(?:answer|result|product|sum|difference)\b[\s*_:]*(?:is|=)?[\s*_:$]*({_NUMBER.pattern})(?!\s*[-+*×x/=])"
+)
+_THOUGHT = re.compile(r"<think>.*?</think>", re.S)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,40 @@ def _around(text: str, place: int) -> str:
     return repr(text[max(0, place - 12) : place + 12])
 
 
+def answer_of(chat: Chat) -> str:
+    """What was answered, without what was thought: the content after ``</think>``, empty while ``<think>`` is open.
+
+    Without a reasoning parser thoughts stand in the content; many templates write ``<think>`` into the prompt, so that only
+    its end is seen. Where a parser took a finished answer for thoughts, and left no content: those.
+    """
+    text = chat.content or ""
+    if not text.strip() and chat.reasoning and chat.finish_reason == "stop":
+        text = chat.reasoning
+    text = _THOUGHT.sub("", text)
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip("\n")
+
+
+def _thinks(chat: Chat) -> bool:
+    """Did it end within its thoughts, as far as they are marked?"""
+    if answer_of(chat).strip():
+        return False
+    return bool((chat.reasoning or "").strip() or "<think>" in (chat.content or ""))
+
+
+def cut_off(chat: Chat) -> Judgement | None:
+    """An answer that its length ended proves nothing about what is missing in it; None: it ended by itself, or is garbage."""
+    if (
+        chat.finish_reason != "length"
+        or judge_text(chat.text, completion_tokens=chat.completion_tokens).reason
+    ):
+        return None
+    doing = "still reasoning" if _thinks(chat) else "not at its end"
+    return _unknown(
+        f"it was {doing} after {count(chat.completion_tokens, 'token')}",
+        "a suite of your own gives it more room: max_tokens of this check",
+    )
+
+
 def _sanity(text: str | None, tokens: int, quality: bool) -> str | None:
     """Why a text cannot be an answer. Without ``quality``: only where there is none at all, though tokens were made."""
     if quality:
@@ -153,10 +199,50 @@ def judge_prompt_size(chat: Chat, least: int) -> Judgement:
     return _pass(f"a prompt of {chat.prompt_tokens} tokens was answered with {chat.completion_tokens}")
 
 
-def judge_prefix(cold: Generation, warm: Generation, again: Generation, *, quality: bool) -> Judgement:
-    """Was the same prompt answered from the cache, and answered the same?
+@dataclass(frozen=True)
+class Hit:
+    """One prompt three times: new, and twice more, when it comes from the cache; ``name`` is what it asks for.
 
-    :param cold: the first answer, with nothing in the cache; ``warm`` and ``again``: the second and the third.
+    :param again: the same with another beginning, asked where the first three answers parted early; None: not asked.
+    """
+
+    name: str
+    cold: Chat
+    warm: Chat
+    third: Chat
+    again: Hit | None = None
+
+    @property
+    def parted(self) -> int | None:
+        """Where the answers from the cache part from the first one (characters), the nearer of the two; None: nowhere."""
+        cold = self.cold.text or ""
+        places = [difference(cold, each.text or "") for each in (self.warm, self.third)]
+        return min((place for place in places if place is not None), default=None)
+
+    def told(self) -> str:
+        """How the answers part."""
+        place, cold = self.parted or 0, self.cold.text or ""
+        other = next(text for each in (self.warm, self.third) if (text := each.text or "") != cold)
+        return (
+            f"another answer from character {place} on ({self.name}): {_around(cold, place)} without the cache, "
+            f"{_around(other, place)} with it"
+        )
+
+
+def begun_early(hit: Hit) -> bool:
+    """Do the answers part before :data:`EARLY`?"""
+    return hit.parted is not None and hit.parted < EARLY
+
+
+def judge_prefix(cold: Generation, warm: Generation, hits: Sequence[Hit], *, quality: bool) -> Judgement:
+    """Is the same prompt answered from the cache, and answered the same?
+
+    One answer may part at a near tie of two tokens, even at its begin: a cached prefix sums in another order. Damage does
+    not depend on one prompt: it is told by an early difference that comes back when the prompt is asked anew, or by early
+    differences in most prompts.
+
+    :param cold: ``/generate``, with nothing in the cache, which tells how much came from there; ``warm``: the second time.
+    :param hits: chats, whose answers are compared.
     """
     if cold.cached_tokens >= cold.prompt_tokens / 2:
         return _unknown(f"{cold.cached_tokens} tokens of a new prompt came from the cache: it was not new")
@@ -167,22 +253,37 @@ def judge_prefix(cold: Generation, warm: Generation, again: Generation, *, quali
             "is the KV cache too small for one prompt (max_total_num_tokens), or the cache switched off?",
         )
     hit = f"{warm.cached_tokens} of {warm.prompt_tokens} tokens from the cache"
-    for name, answer in (("second", warm), ("third", again)):
-        if (why := _sanity(answer.text, answer.completion_tokens, quality)) is not None:
-            return _fail(f"{hit}, and the {name} answer is not sane: {why}")
-    place = difference(cold.text, warm.text)
-    if place is None:
-        return _pass(f"{hit}, the same answer")
-    where = f"{_around(cold.text, place)} without the cache, {_around(warm.text, place)} with it"
-    if place < EARLY:
-        return _fail(f"{hit}, and another answer from character {place} on: {where}")
-    if warm.text != again.text:
+    if (why := _sanity(warm.text, warm.completion_tokens, quality)) is not None:
+        return _fail(f"{hit}, and the second answer is not sane: {why}")
+    for each in hits:
+        for one in (each, *([each.again] if each.again else [])):
+            for number, answer in (("second", one.warm), ("third", one.third)):
+                if (why := _sanity(answer.text, answer.completion_tokens, quality)) is not None:
+                    return _fail(f"{hit}, and the {number} answer ({one.name}) is not sane: {why}")
+    if not hits:
+        return _unknown(f"{hit}, and no answers were compared")
+    other = [each for each in hits if each.parted is not None]
+    if not other:
+        return _pass(f"{hit}, the same answers to {count(len(hits), 'prompt')}")
+    early = [each for each in other if begun_early(each)]
+    repeated = [each for each in early if each.again is not None and begun_early(each.again)]
+    look = "is the cache damaged? compare with the same prompts on a server without speculation: the check lossless"
+    if repeated:
+        return _fail(f"{hit}, and {repeated[0].told()}; asked anew it parts early again", look)
+    most = len(hits) // 2 + 1
+    if len(hits) > 1 and len(early) >= most:
         return _fail(
-            f"{hit}, and the answers with the cache differ from each other and from the first: {where}"
+            f"{hit}, and {early[0].told()}; {len(early)} of {count(len(hits), 'prompt')} part so early", look
         )
-    return _unknown(
-        f"{hit}, and another answer from character {place} on: {where}",
-        "a near tie of two tokens, or a damaged cache: the check lossless tells them apart",
+    if len(other) >= most:
+        return _unknown(
+            f"{hit}, and {len(other)} of {count(len(hits), 'prompt')} are answered otherwise: {other[0].told()}",
+            "near ties of two tokens, or a damaged cache: the check lossless tells them apart",
+        )
+    note = " (not when asked anew)" if early else ""
+    return _pass(
+        f"{hit}, the same answers to {len(hits) - len(other)} of {count(len(hits), 'prompt')}; once {other[0].told()}"
+        f"{note}: a near tie"
     )
 
 
@@ -307,7 +408,7 @@ def judge_stop(free: str, word: str, stopped: Chat) -> Judgement:
 
     :param free: the answer without a stop string; ``word`` stands in it.
     """
-    text, wanted = stopped.content or "", free[: free.find(word)]
+    text, wanted = stopped.reasoning or stopped.content or "", free[: free.find(word)]
     if word in text:
         return _fail(f"stop string {word!r} stands in the answer: {_around(text, text.find(word))}")
     if stopped.finish_reason != "stop":
@@ -316,7 +417,7 @@ def judge_stop(free: str, word: str, stopped: Chat) -> Judgement:
         return _unknown(
             f"the answer never came to the stop string {word!r}: the engine does not repeat itself"
         )
-    if text == wanted:
+    if text == wanted or (stopped.reasoning and text == wanted.strip()):
         return _pass(f"cut before {word!r} after {len(text)} characters")
     if free.startswith(text):
         return _fail(f"cut too early: {len(text)} characters, stop string {word!r} comes after {len(wanted)}")
@@ -331,26 +432,20 @@ def judge_end(chat: Chat, *, max_tokens: int) -> Judgement:
         return _pass(f"ended by itself after {count(chat.completion_tokens, 'token')}")
     if chat.finish_reason == "stop":
         return _fail(f"finish_reason is stop after {chat.completion_tokens} of {max_tokens} tokens")
-    if chat.reasoning and not (chat.content or "").strip():
-        return _unknown(f"it was still reasoning after {max_tokens} tokens")
+    if _thinks(chat) and (early := cut_off(chat)) is not None:
+        return early
     return _fail(
         f"a one-sentence answer went on for {chat.completion_tokens} tokens ({chat.finish_reason}): "
         "the end-of-text token is not made or not seen"
     )
 
 
-def _cut_off(chat: Chat) -> Judgement | None:
-    if chat.finish_reason == "length" and chat.reasoning and not (chat.content or "").strip():
-        return _unknown(f"it was still reasoning after {chat.completion_tokens} tokens")
-    return None
-
-
 def judge_copy(wanted: str, chat: Chat) -> Judgement:
     """Does the answer hold a given text, every character of it?"""
-    said = chat.content or ""
+    said = answer_of(chat)
     if wanted in said:
         return _pass(f"{len(wanted)} characters, verbatim")
-    if (early := _cut_off(chat)) is not None:
+    if (early := cut_off(chat)) is not None:
         return early
     begin = said.find(wanted[:8])
     shown = said[begin:] if begin >= 0 else said.strip()
@@ -360,23 +455,55 @@ def judge_copy(wanted: str, chat: Chat) -> Judgement:
     )
 
 
+def _numbers(texts: Sequence[str]) -> list[int]:
+    return [int(re.sub(r"[^\d-]", "", re.sub(r"\.0+$", "", text))) for text in texts]
+
+
+def _result_in(asked: str, text: str, right: int) -> tuple[bool, int | None]:
+    """Is ``right`` what a text gives as the result, and what does it give?
+
+    Results that are stated as such decide, the first and the last of them: a line that is a number, a number in bold or a
+    box, "the answer is". Without one: the first number of the text after the question said again, or the last one. Steps of
+    the calculation may stand in between.
+    """
+    text = text.replace("\u2212", "-").replace("{,}", ",")
+    stated = sorted(
+        (match.start(1), match[1]) for form in (_BARE, _BOLD, _STATED) for match in form.finditer(text)
+    )
+    question = _numbers(re.findall(r"\d+", asked))
+    given = [
+        each for each in _numbers([text for _, text in stated]) if each == right or abs(each) not in question
+    ]
+    if given:
+        return right in (given[0], given[-1]), given[0]
+    numbers = _numbers(_NUMBER.findall(text))
+    if [abs(each) for each in numbers[: len(question)]] == question:
+        numbers = numbers[len(question) :]
+    if not numbers:
+        return False, None
+    return right in (numbers[0], numbers[-1]), numbers[-1]
+
+
 def judge_arithmetic(tasks: Sequence[tuple[str, int, Chat]]) -> Judgement:
-    """Is the last number of every answer the right one?
+    """Is the result in every answer the right one?
 
     :param tasks: what was asked, the right result, and the answer.
     """
-    wrong = []
+    wrong, early = [], []
     for asked, right, chat in tasks:
-        numbers = _NUMBER.findall(chat.content or "")
-        said = int(re.sub(r"[^\d-]", "", numbers[-1])) if numbers else None
-        if said != right:
-            if (early := _cut_off(chat)) is not None:
-                return early
-            wrong.append(
-                f"{asked} = {right}, and it said {said if said is not None else repr((chat.text or '')[:40])}"
-            )
+        fits, said = _result_in(asked, answer_of(chat), right)
+        if fits:
+            continue
+        if (cut := cut_off(chat)) is not None:
+            early.append(cut)
+            continue
+        wrong.append(
+            f"{asked} = {right}, and it said {said if said is not None else repr((chat.text or '')[:40])}"
+        )
     if wrong:
         return _fail(f"{len(wrong)} of {count(len(tasks), 'task')} wrong: {wrong[0]}")
+    if early:
+        return early[0]
     return _pass(f"{count(len(tasks), 'task')}, all right") if tasks else _unknown("nothing was asked")
 
 
@@ -387,7 +514,7 @@ def judge_needle(code: str, chat: Chat, *, depth: float, least: int) -> Judgemen
         if chat.prompt_tokens < least:
             return _unknown(f"found {where}, and {least} tokens were wanted at least")
         return _pass(f"found {where}")
-    return _cut_off(chat) or _fail(f"not found {where}: it said {(chat.content or '')[:60]!r}, not {code!r}")
+    return cut_off(chat) or _fail(f"not found {where}: it said {answer_of(chat)[:60]!r}, not {code!r}")
 
 
 @dataclass(frozen=True)
@@ -431,14 +558,22 @@ def judge_refusal(refusal: Refusal, *, algorithm: str | None, grammar_backend: s
         return _fail(f"grammar: answered with {status}, though the server has no grammar backend")
     if status != 200:
         return _fail(f"{what}: answered with {status} without speculation: {refusal.message[:120]}")
+    held, ended = False, ""
     try:
         choice = refusal.body["choices"][0]
+        ended = str(choice.get("finish_reason"))
         if what == "logprobs":
             held = bool(choice["logprobs"]["content"])
         else:
-            held = isinstance(json.loads(choice["message"]["content"]), dict)
-    except (KeyError, IndexError, TypeError, ValueError):
+            said = _THOUGHT.sub("", choice["message"]["content"]).rpartition("</think>")[2]
+            held = isinstance(json.loads(said), dict)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         held = False
+    if not held and what == "grammar" and ended == "length":
+        return _unknown(
+            "grammar: the answer was cut off before its JSON was at its end",
+            "a model that reasons at length, or blank lines without an end: read the answer in the report",
+        )
     if not held:
         wanted = "log probabilities" if what == "logprobs" else "JSON as the schema wants it"
         return _fail(f"{what}: answered with 200, but without {wanted}")
@@ -448,7 +583,7 @@ def judge_refusal(refusal: Refusal, *, algorithm: str | None, grammar_backend: s
 def judge_tool(chat: Chat, *, name: str, argument: str) -> Judgement:
     """Was the tool called, with arguments that are JSON?"""
     if not chat.tool_calls:
-        return _cut_off(chat) or _fail(f"no tool was called: it said {(chat.content or '')[:60]!r}")
+        return cut_off(chat) or _fail(f"no tool was called: it said {(chat.content or '')[:60]!r}")
     function = chat.tool_calls[0].get("function") or {}
     if function.get("name") != name:
         return _fail(f"tool {function.get('name')!r} was called, not {name!r}")
@@ -463,22 +598,42 @@ def judge_tool(chat: Chat, *, name: str, argument: str) -> Judgement:
     return _pass(f"{name}({function['arguments']})")
 
 
-def judge_abort(loads: Sequence[Load | None], *, enough: bool, patience: float) -> Judgement:
+def _held(load: Load) -> int:
+    return load.running + load.waiting
+
+
+def judge_abort(
+    loads: Sequence[Load | None], *, before: Sequence[Load | None] = (), enough: bool, patience: float
+) -> Judgement:
     """Did a request end when its client hung up?
 
-    :param loads: what was seen until nothing ran, or until ``patience`` seconds were over; ``running`` was 1 before.
+    :param loads: what was seen until no more ran than before, or until ``patience`` seconds were over.
+    :param before: what was seen before the request began: requests of others, which do not count.
     :param enough: the request would have run for longer than that.
     """
-    seen = [load for load in loads if load is not None]
+    seen = [_held(load) for load in loads if load is not None]
     if not seen:
         return _unknown("the server does not say how many requests run (GET /get_load)")
-    if seen[-1].running or seen[-1].waiting:
-        return _fail(
-            f"{count(seen[-1].running, 'request')} still ran {patience:g} s after the client hung up"
+    others = [_held(load) for load in before if load is not None] or [0]
+    theirs, left = others[-1], seen[-1]
+    restless = len(set(others)) > 1 or len(set(seen)) > 1 or left > theirs + 1
+    hint = "look again when nobody else uses it"
+    if left > theirs:
+        if restless:
+            return _unknown(
+                f"{count(left, 'request')} ran {patience:g} s after the client hung up: others come and go",
+                hint,
+            )
+        among = f" besides {theirs} of others" if theirs else ""
+        return _fail(f"1 request still ran {patience:g} s after the client hung up{among}")
+    if 0 < left < theirs or (theirs and left and len(set(others)) > 1):
+        return _unknown(
+            f"{count(left, 'request')} of others: they come and go, and ours is not told apart", hint
         )
     if not enough:
         return _unknown("nothing runs, but the request may have ended by itself: it was too short to tell")
-    return _pass("it ended when its client hung up, and the next request was answered")
+    others_on = f", {left} of others ran on" if left else ""
+    return _pass(f"it ended when its client hung up, and the next request was answered{others_on}")
 
 
 def judge_over_long(status: int, message: str, *, context: int) -> Judgement:
@@ -503,16 +658,15 @@ def judge_unicode(wanted: str, whole: Chat, streamed: Streamed, *, quality: bool
         return _pass(
             "an answer to a prompt of many scripts came, streamed and whole (its sense was not judged)"
         )
-    for text in (whole.content or "", streamed.content):
-        if wanted not in text:
-            return _cut_off(whole) or judge_copy(
-                wanted, whole if text == whole.content else _as_chat(streamed)
-            )
+    for chat in (whole, _as_chat(streamed)):
+        if wanted not in answer_of(chat):
+            return judge_copy(wanted, chat)
     return _pass(f"{len(wanted)} characters of several bytes, verbatim, streamed and whole")
 
 
 def _as_chat(streamed: Streamed) -> Chat:
-    return Chat("", streamed.content, streamed.reasoning or None, str(streamed.finish_reason), 0, 0, 0.0)
+    tokens = streamed.completion_tokens or 0
+    return Chat("", streamed.content, streamed.reasoning or None, str(streamed.finish_reason), 0, tokens, 0.0)
 
 
 @dataclass(frozen=True)
@@ -532,16 +686,25 @@ class Paced:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-def judge_pace(paced: Sequence[Paced], health: Sequence[int | None], *, least_share: float) -> Judgement:
+def judge_pace(
+    paced: Sequence[Paced],
+    health: Sequence[int | None],
+    *,
+    least_share: float,
+    loads: Sequence[Load | None] = (),
+) -> Judgement:
     """Is the engine as fast at the end of a run as it was at its beginning, and healthy all along?
 
     :param health: what ``/health`` answered on the way; None: nothing listened.
     :param least_share: median rate of the last third over that of the first third.
+    :param loads: what the scheduler held when no request of ours ran: others, who slow ours down.
     """
     ill = [status for status in health if status != 200]
     if ill:
         kinds = ", ".join(sorted({str(status or "nothing") for status in ill}))
         return _fail(f"/health was not 200 in {len(ill)} of {len(health)} looks ({kinds}): it flaps")
+    if not health:
+        return _unknown("/health was never looked at")
     third = len(paced) // 3
     if third < 2:
         return _unknown(f"{count(len(paced), 'request')} are too few to compare a beginning with an end")
@@ -549,6 +712,12 @@ def judge_pace(paced: Sequence[Paced], health: Sequence[int | None], *, least_sh
     last = median(each.rate for each in paced[-third:])
     share = last / first if first else 0.0
     rates = f"{first:.0f} tokens/s at the beginning, {last:.0f} at the end"
+    busy = sum(1 for load in loads if load is not None and _held(load))
+    if share < least_share and busy:
+        return _unknown(
+            f"{rates} ({share:.0%}), but others used it in {busy} of {count(len(loads), 'look')}",
+            "look again when nobody else uses it",
+        )
     if share < least_share:
         return _fail(f"it slows down: {rates} of {count(len(paced), 'request')} ({share:.0%})")
     return _pass(f"{count(len(paced), 'request')}: {rates}")

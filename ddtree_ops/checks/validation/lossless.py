@@ -26,6 +26,7 @@ from ddtree_ops.checks.validation.golden import (
     one_pass,
     other_target,
     server_facts,
+    with_gaps,
 )
 from ddtree_ops.checks.validation.judging import Judgement
 from ddtree_ops.checks.validation.lossless_judging import (
@@ -61,7 +62,7 @@ class Lossless(Settings):
     """``golden``: a recorded file; left out: the run's, or the baseline service. ``epsilon`` in nats; ``batch`` 0: batch 1 only."""
 
     prompts: Annotated[int, Field(ge=1)] = PROMPTS
-    max_tokens: Annotated[int, Field(ge=2)] = MAX_TOKENS
+    max_tokens: Annotated[int, Field(ge=8)] = MAX_TOKENS
     batch: Annotated[int, Field(ge=0)] = BATCH
     epsilon: Annotated[float, Field(gt=0)] = EPSILON
     golden: str = ""
@@ -122,21 +123,23 @@ def _baseline(ctx: Context, settings: Lossless) -> Golden | CheckResult:
     path = settings.golden or ctx.shared.get(GOLDEN)
     if path:
         found = load(Path(path).expanduser())
+        with_gaps(found, ctx.host)
         return replace(found, prompts=found.prompts[: settings.prompts])
     opener: Baseline | None = ctx.shared.get(BASELINE)
     if opener is None:
         why = "no baseline to compare with: the inventory names no baseline service, and no golden file is given"
-        hint = "services.NAME.baseline in the inventory, or a file: ddtree-ops validate HOST --record FILE"
-        return (
-            skipped(ctx, why)
-            if not ctx.target.service.baseline
-            else ctx.result(Verdict.INCONCLUSIVE, why, hint=hint)
+        hint = (
+            "record a file on a host that serves the model without speculation: ddtree-ops validate HOST --record "
+            f"golden.json; then: ddtree-ops validate {ctx.host} --check lossless --golden golden.json; or name such a "
+            "service as baseline: in the inventory"
         )
+        verdict = Verdict.INCONCLUSIVE if ctx.target.service.baseline else Verdict.SKIPPED
+        return ctx.result(verdict, why, hint=hint)
     rendered = ready(ctx, pick_prompts(settings.prompts))
     try:
         with opener() as engine:
             info, model = engine.server_info(), engine.models()[0].name
-            return measure(
+            measured = measure(
                 engine,
                 rendered.prompts,
                 host=ctx.host,
@@ -149,6 +152,8 @@ def _baseline(ctx: Context, settings: Lossless) -> Golden | CheckResult:
                 templated=rendered.templated,
                 say=ctx.say,
             )
+        with_gaps(measured, ctx.host)
+        return measured
     except (CheckFailed, UnreachableError) as error:
         return ctx.result(
             Verdict.INCONCLUSIVE,
@@ -277,4 +282,11 @@ def _named(ctx: Context) -> str:
     return "" if named is None else f"{named.host or ctx.host}/{named.service}"
 
 
-_ORDER = (Outcome.MISMATCH, Outcome.UNKNOWN, Outcome.NEAR_TIE, Outcome.UNSTEADY, Outcome.EQUAL)
+_ORDER = (
+    Outcome.MISMATCH,
+    Outcome.DOUBTFUL,
+    Outcome.UNKNOWN,
+    Outcome.NEAR_TIE,
+    Outcome.UNSTEADY,
+    Outcome.EQUAL,
+)

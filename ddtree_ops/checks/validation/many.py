@@ -8,10 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ddtree_ops.checks.engine import Chat, EngineError
+from ddtree_ops.checks.engine import Chat, EngineError, Load
 from ddtree_ops.checks.validation.asking import chat, fitting, told
 from ddtree_ops.checks.validation.base import Context, Settings, check
 from ddtree_ops.checks.validation.judging import Judgement, Paced, judge_burst, judge_pace, worst_of
+from ddtree_ops.checks.validation.protocol import until_idle
 from ddtree_ops.results import CheckResult, Figure
 
 __all__ = ["Burst", "Endurance"]
@@ -20,6 +21,12 @@ _TOPICS = (
     "the tides", "a bicycle gear", "bread", "glass", "the compass", "a suspension bridge", "paper", "the moon",
     "a clock's pendulum", "ice", "the alphabet", "a sailing boat", "copper", "a lighthouse", "honey", "chess",
 )  # fmt: skip
+
+
+_LOOK_EVERY = 3
+"""Requests from one look at the scheduler to the next."""
+_SETTLED_S = 0.5
+"""Seconds that our own last request may still be counted for."""
 
 
 class Burst(Settings):
@@ -100,24 +107,29 @@ def burst(ctx: Context, settings: Burst) -> CheckResult:
 
 @check("endurance", "a long run of requests is as fast at its end, and healthy all along", settings=Endurance)
 def endurance(ctx: Context, settings: Endurance) -> CheckResult:
-    """One request after another, with a look at ``/health`` now and then."""
+    """One request after another, with looks at ``/health`` and, while none of ours runs, at what the scheduler holds."""
     begun = time.monotonic()
     paced: list[Paced] = []
     health: list[int | None] = []
+    loads: list[Load | None] = []
     tokens = fitting(ctx, settings.max_tokens)
     while len(paced) < settings.requests or time.monotonic() - begun < settings.seconds:
+        if len(paced) % _LOOK_EVERY == 0:
+            loads.append(until_idle(ctx, _SETTLED_S)[-1])
         if len(paced) % settings.health_every == 0:
             health.append(ctx.engine.health(timeout=max(25.0, ctx.timeout)))
         at = time.monotonic() - begun
         answer = chat(ctx, _prompt(len(paced)), max_tokens=tokens, ignore_eos=True)
         paced.append(Paced(at, answer.seconds, answer.completion_tokens))
         ctx.say(f"request {len(paced)}", min(1.0, len(paced) / settings.requests))
-    found = judge_pace(paced, health, least_share=settings.least_share)
+    loads.append(until_idle(ctx, _SETTLED_S)[-1])
+    found = judge_pace(paced, health, least_share=settings.least_share, loads=loads)
     third = max(1, len(paced) // 3)
     facts = {
         "requests": len(paced),
         "seconds": round(time.monotonic() - begun, 1),
         "health": health,
+        "requests_of_others": [None if load is None else load.running + load.waiting for load in loads],
         "tokens_per_s_first": round(sum(each.rate for each in paced[:third]) / third, 1),
         "tokens_per_s_last": round(sum(each.rate for each in paced[-third:]) / third, 1),
     }

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
+import httpx
 from pydantic import Field
 
 from ddtree_ops.checks.engine import Load, message_of
 from ddtree_ops.checks.validation.asking import (
+    NO_THOUGHTS,
+    answered,
     capacity,
     chat,
     excerpt,
@@ -124,20 +127,20 @@ def stop(ctx: Context, settings: Stop) -> CheckResult:
     free = chat(ctx, prompt, max_tokens=settings.max_tokens)
     said = {f"POST {_PATH}": free.text}
     judged = []
-    word = stop_string(free.content or "")
+    first = free.reasoning or free.content or ""
+    word = stop_string(first)
     if word is None:
         judged.append(
-            Judgement(Verdict.INCONCLUSIVE, f"no stop string is to be had from {excerpt(free.content, 40)!r}")
+            Judgement(Verdict.INCONCLUSIVE, f"no stop string is to be had from {excerpt(free.text, 40)!r}")
         )
     else:
         cut = chat(ctx, prompt, max_tokens=settings.max_tokens, stop=[word])
-        judged.append(judge_stop(free.content or "", word, cut))
-        said[f"POST {_PATH} stop={word!r}"] = cut.content
+        judged.append(judge_stop(first, word, cut))
+        said[f"POST {_PATH} stop={word!r}"] = cut.text
     if ctx.quality:
-        tokens = fitting(ctx, settings.end_tokens)
-        ended = chat(ctx, named_prompt("hello"), max_tokens=tokens)
-        judged.append(judge_end(ended, max_tokens=tokens))
-        said[f"POST {_PATH}: one sentence"] = ended.text
+        ended = answered(ctx, named_prompt("hello"), max_tokens=settings.end_tokens)
+        judged.append(judge_end(ended.chat, max_tokens=ended.max_tokens))
+        said[f"POST {_PATH}: one sentence"] = ended.chat.text
     return told(ctx, worst_of(judged, "; ".join(each.summary for each in judged)), answers=said)
 
 
@@ -152,7 +155,7 @@ def refusals(ctx: Context, settings: NoSettings) -> CheckResult:
         return skipped(ctx, f"what {algorithm} refuses is not known here")
     algorithm = None if algorithm in (None, "", "NONE") else algorithm
     judged, evidence = [], []
-    base = {"model": ctx.model.name, "temperature": 0, "max_tokens": fitting(ctx, 32)}
+    base = {"model": ctx.model.name, "temperature": 0, "max_tokens": fitting(ctx, 512)}
     base["messages"] = [{"role": "user", "content": "In which year was Python released? Answer in JSON."}]
     extra: dict[str, dict[str, Any]] = {
         "logprobs": {"logprobs": True, "top_logprobs": 2},
@@ -162,19 +165,30 @@ def refusals(ctx: Context, settings: NoSettings) -> CheckResult:
         if what == "grammar" and algorithm is None and not ctx.quality and backend != "none":
             judged.append(Judgement(Verdict.SKIPPED, "grammar: not asked without --quality"))
             continue
-        response = ctx.engine.send("POST", _PATH, timeout=ctx.timeout, body={**base, **fields})
-        try:
-            body: Any = response.json()
-        except ValueError:
-            body = None
-        message = "" if response.is_success else message_of(response)
-        refusal = Refusal(what, response.status_code, message, body)
-        judged.append(judge_refusal(refusal, algorithm=algorithm, grammar_backend=backend))
+        body: dict[str, Any] = {**base, **fields}
+        response, found = _refused(ctx, what, body, algorithm, backend)
+        if found.verdict is Verdict.INCONCLUSIVE:
+            response, found = _refused(ctx, what, {**body, **NO_THOUGHTS}, algorithm, backend)
+        judged.append(found)
         evidence.append(
             Evidence(f"http POST {_PATH} with {what}", excerpt(f"{response.status_code} {response.text}"))
         )
     found = worst_of(judged, "; ".join(each.summary for each in judged))
     return told(ctx, found, evidence=evidence, facts={"algorithm": algorithm})
+
+
+def _refused(
+    ctx: Context, what: str, body: dict[str, Any], algorithm: str | None, backend: Any
+) -> tuple[httpx.Response, Judgement]:
+    """One request that may have to be refused: the answer, and what it means."""
+    response = ctx.engine.send("POST", _PATH, timeout=ctx.timeout, body=body)
+    try:
+        answer: Any = response.json()
+    except ValueError:
+        answer = None
+    message = "" if response.is_success else message_of(response)
+    refusal = Refusal(what, response.status_code, message, answer)
+    return response, judge_refusal(refusal, algorithm=algorithm, grammar_backend=backend)
 
 
 @check("tools", "a tool is called where the server parses tool calls", settings=Stream)
@@ -185,28 +199,27 @@ def tools(ctx: Context, settings: Stream) -> CheckResult:
         return skipped(ctx, "the server runs without --tool-call-parser")
     if not ctx.quality:
         return skipped(ctx, "a model that talks nonsense (--no-quality)")
-    answer = chat(
-        ctx,
-        "What is the weather in Paris now? Use the tool.",
-        max_tokens=max(512, settings.max_tokens),
-        tools=[_TOOL],
-    )
+    question = "What is the weather in Paris now? Use the tool."
+    answer = answered(ctx, question, max_tokens=max(512, settings.max_tokens), tools=[_TOOL]).chat
     found = judge_tool(answer, name="get_weather", argument="city")
     calls = "; ".join(str(call.get("function")) for call in answer.tool_calls)
     said = {f"POST {_PATH}": answer.text, f"POST {_PATH} tool_calls": calls}
     return told(ctx, found, answers=said, facts={"tool_call_parser": parser})
 
 
-def until_idle(ctx: Context, patience: float, *, tokens: bool = False) -> list[Load | None]:
+def until_idle(ctx: Context, patience: float, *, tokens: bool = False, others: int = 0) -> list[Load | None]:
     """What the engine held, looked at until it holds nothing or ``patience`` seconds are over.
 
     :param tokens: KV tokens count as well as requests.
+    :param others: so many requests of others do not count.
     """
     until, pause, loads = time.monotonic() + patience, 0.05, []
     while True:
         load = ctx.engine.load(timeout=ctx.timeout)
         loads.append(load)
-        if load is None or not (load.running or load.waiting or (tokens and load.used_tokens)):
+        if load is None:
+            return loads
+        if load.running + load.waiting <= others and not (tokens and load.used_tokens):
             return loads
         if time.monotonic() > until:
             return loads
@@ -227,16 +240,23 @@ def abort(ctx: Context, settings: Abort) -> CheckResult:
     tokens = min(settings.max_tokens, capacity(ctx) - first.prompt_tokens - 64)
     if tokens < 64:
         return skipped(ctx, f"a context of {capacity(ctx)} tokens is too short for a request that lasts")
+    before = until_idle(ctx, 1.0)[-3:]
+    theirs = 0 if before[-1] is None else before[-1].running + before[-1].waiting
     broken = ctx.engine.break_off(
         ctx.model.name, named_prompt("long"), max_tokens=max(64, tokens - 128), timeout=ctx.timeout
     )
     begun = time.monotonic()
-    loads = until_idle(ctx, settings.patience)
+    loads = until_idle(ctx, settings.patience, others=theirs)
     waited = time.monotonic() - begun
     again = chat(ctx, named_prompt("count"), max_tokens=32, ignore_eos=True)
     enough = tokens / rate > 2 * waited + 1
-    found = judge_abort(loads, enough=enough, patience=settings.patience)
-    facts = {"asked_tokens": tokens, "idle_after_s": round(waited, 2), "pieces_before": len(broken.deltas)}
+    found = judge_abort(loads, before=before, enough=enough, patience=settings.patience)
+    facts = {
+        "asked_tokens": tokens,
+        "idle_after_s": round(waited, 2),
+        "pieces_before": len(broken.deltas),
+        "requests_of_others": theirs,
+    }
     said = {f"POST {_PATH} afterwards": again.text}
     return told(ctx, found, answers=said, facts=facts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,17 +17,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddtree_ops.checks.engine import EngineClient, EngineError, Load, Model, ServerInfo
+from ddtree_ops.checks.readiness import Readiness, Waiting
 from ddtree_ops.checks.validation.base import PHASE, Context
 from ddtree_ops.checks.validation.judging import judge_silence
 from ddtree_ops.checks.validation.standing import ASKED, DIAGNOSIS, MEMORY, changed_within, host_memory
 from ddtree_ops.checks.validation.suites import Planned
 from ddtree_ops.diagnose.api import DiagnosisReport
-from ddtree_ops.errors import Inconclusive, NotDeployed
+from ddtree_ops.errors import Inconclusive, Interrupted, NotDeployed, OpsError, RemoteError, UnreachableError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Reporter, Verdict, worst
 from ddtree_ops.runreport import TargetReport
-from ddtree_ops.secret import Secret
+from ddtree_ops.secret import Secret, redact
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.state import UnitState
 
@@ -34,6 +36,8 @@ __all__ = ["Validation", "open_context", "validate"]
 
 _DEATH_PATIENCE = 3.0
 """Seconds that an engine which dies may take to be gone."""
+_FRAMES = 3
+"""Of the stack of a check that broke: kept as evidence."""
 _SILENCE_S = 10.0
 """Seconds for the question whether a scheduler that did not answer is hung."""
 
@@ -75,6 +79,7 @@ def validate(
     timeout: float | None = None,
     shared: Mapping[str, Any] | None = None,
     on_result: Callable[[CheckResult], None] | None = None,
+    on_facts: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Validation:
     """Run ``plan`` (see :func:`~ddtree_ops.checks.validation.suites.pick`) against one target.
 
@@ -83,9 +88,11 @@ def validate(
     :param timeout: seconds for one request; None: as the inventory says.
     :param shared: what the caller knows already, for :attr:`Context.shared` (a baseline, a golden file, history).
     :param on_result: called with every result as it comes.
+    :param on_facts: called with what is known of the engine before the first check, see :class:`Validation`.
     :raises UnreachableError: the session ended; what was found until then went to ``on_result``.
     """
     run = _Run(session, target, report, on_result, shared or {})
+    run.on_facts = on_facts
     begun = time.monotonic()
     report(Event(EventKind.START, target.name, PHASE, f"{len(plan)} checks"))
     run.all(plan, api_key, quality, timeout)
@@ -143,6 +150,56 @@ def _host_time(session: Session) -> datetime:
     return datetime.fromtimestamp(float(text), UTC)
 
 
+def _outcome(ctx: Context, planned: Planned) -> tuple[CheckResult, EngineError | None]:
+    """The result of a check whatever it raises, and the error where a request failed.
+
+    :raises UnreachableError: the session ended. :raises Interrupted: the run is to end.
+    """
+    try:
+        return planned.spec.run(ctx, planned.settings), None
+    except (UnreachableError, Interrupted):
+        raise
+    except EngineError as error:
+        return ctx.result(Verdict.FAIL, error.message, hint=error.hint), error
+    except Inconclusive as error:
+        return ctx.result(Verdict.INCONCLUSIVE, error.message, hint=error.hint), None
+    except Exception as error:
+        summary, hint, evidence = _broken(error, ctx.host, ctx.api_key)
+        return ctx.result(Verdict.FAIL, summary, hint=hint, evidence=[evidence]), None
+
+
+def _broken(error: Exception, host: str, key: Secret | None) -> tuple[str, str, Evidence]:
+    """Summary, hint and evidence of an error that nothing was prepared for."""
+    keys = (key.reveal(),) if key else ()
+    said = error.message if isinstance(error, OpsError) else str(error)
+    told = redact(f"{type(error).__name__}: {said}", *keys)[:400]
+    frames = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:]))
+    hint = error.hint if isinstance(error, OpsError) else ""
+    return (
+        f"the check itself broke: {told}",
+        hint or f"ddtree-ops logs {host} --invocation current",
+        Evidence("validate", f"{told}\n{redact(frames, *keys).rstrip()}"),
+    )
+
+
+def _loading(control: UnitControl, unit: UnitState, target: Target, now: datetime) -> str:
+    """How far the start is that is still under way, or an empty text: it was ready, it died, or it takes too long.
+
+    :param now: by the host's clock.
+    """
+    if unit.active_enter is None:
+        return ""
+    begun, health = unit.active_enter.timestamp(), target.service.health
+    machine = Readiness(health.load_timeout, health.stall_timeout, begun, unit.invocation_id or None)
+    machine.feed_unit(unit, begun)
+    try:
+        for entry in control.entries(invocation="current"):
+            machine.feed_line(entry.message, entry.time.timestamp())
+    except (Inconclusive, RemoteError):
+        return ""
+    return machine.describe() if isinstance(machine.poll(now.timestamp()), Waiting) else ""
+
+
 class _Run:
     """The state of one run."""
 
@@ -158,6 +215,7 @@ class _Run:
         self.shared = shared
         self.results: list[CheckResult] = []
         self.facts: dict[str, Any] = {}
+        self.on_facts: Callable[[Mapping[str, Any]], None] | None = None
         self.diagnosis: DiagnosisReport | None = None
         self.over = ""
         """Why the engine is asked nothing more."""
@@ -211,15 +269,41 @@ class _Run:
                 try:
                     ctx = stack.enter_context(opening)
                 except EngineError as error:
+                    silent = error.kind == "refused" or error.status == 503
+                    loads = silent and _loading(control, unit, self.target, _host_time(self.session))
+                    if loads:
+                        self._not_yet(loads, asking, standing, unit)
+                        return
                     found = CheckResult("reachable", Verdict.FAIL, error.message, hint=error.hint)
                     self.add(self._explained(found, error, unit, None))
                     self.skip(asking, self.over or "the engine does not say what it serves")
+                except (UnreachableError, Interrupted):
+                    raise
+                except Exception as error:
+                    summary, hint, shown = _broken(error, self.target.host.name, api_key)
+                    evidence = (shown,)
+                    self.add(CheckResult("reachable", Verdict.FAIL, summary, evidence=evidence, hint=hint))
+                    self.skip(asking, "what the engine serves could not be read")
             if ctx is None:
                 ctx = stack.enter_context(self._mute(control, unit))
             else:
                 self._facts(ctx)
                 self._ask(ctx, asking)
             self._stand(ctx, standing)
+
+    def _not_yet(
+        self, loads: str, asking: Sequence[Planned], standing: Sequence[Planned], unit: UnitState
+    ) -> None:
+        """Nothing is asked of an engine that loads, and nothing that stands is judged before it serves."""
+        host = self.target.host.name
+        evidence = (Evidence("systemctl show", unit.describe()),)
+        hint = f"ddtree-ops wait {host}"
+        self.add(
+            CheckResult(
+                "reachable", Verdict.INCONCLUSIVE, f"it still loads: {loads}", evidence=evidence, hint=hint
+            )
+        )
+        self.skip([*asking, *standing], f"the engine still loads: {loads}")
 
     @contextmanager
     def _mute(self, control: UnitControl, unit: UnitState) -> Iterator[Context]:
@@ -249,6 +333,8 @@ class _Run:
             main_pid=ctx.unit.main_pid,
             quality=ctx.quality,
         )
+        if self.on_facts is not None:
+            self.on_facts(self.facts)
 
     def _ask(self, ctx: Context, plan: Sequence[Planned]) -> None:
         """The checks that ask the engine; none is asked of one that died or hangs."""
@@ -260,12 +346,7 @@ class _Run:
             ctx.shared[ASKED] = True
             ctx.say(planned.spec.title, index / len(plan))
             begun = time.monotonic()
-            error: EngineError | None = None
-            try:
-                result = planned.spec.run(ctx, planned.settings)
-            except EngineError as raised:
-                error = raised
-                result = ctx.result(Verdict.FAIL, raised.message, hint=raised.hint)
+            result, error = _outcome(ctx, planned)
             self.add(self._explained(result, error, ctx.unit, ctx), begun)
             if not self.over and (size := host_memory(self.session, ctx.unit)) is not None:
                 ctx.shared.setdefault(MEMORY, []).append(size)
@@ -322,9 +403,6 @@ class _Run:
         for planned in plan:
             ctx.name = planned.name
             begun = time.monotonic()
-            try:
-                result = planned.spec.run(ctx, planned.settings)
-            except Inconclusive as error:
-                result = ctx.result(Verdict.INCONCLUSIVE, error.message, hint=error.hint)
+            result, _ = _outcome(ctx, planned)
             self.add(result, begun)
         self.diagnosis = ctx.shared.get(DIAGNOSIS)

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 from ddtree_ops.checks.engine import Chat
 from ddtree_ops.checks.prompts import load_prompts
 from ddtree_ops.checks.validation.asking import (
+    Answered,
+    answered,
     capacity,
     chat,
     fitting,
@@ -50,7 +52,7 @@ class ShortChat(Settings):
 
 
 class Thinking(Settings):
-    """``max_tokens``: room for an answer; a model that reasons first needs more."""
+    """``max_tokens``: room for an answer; one that is cut off is asked again, see :func:`answered`."""
 
     max_tokens: Annotated[int, Field(ge=8)] = 512
 
@@ -147,7 +149,7 @@ def copy(ctx: Context, settings: Thinking) -> CheckResult:
     """Digits, quotes and signs: one wrong token is seen."""
     if not ctx.quality:
         return skipped(ctx, _NONSENSE)
-    answer = chat(ctx, _COPY + COPIED, max_tokens=settings.max_tokens)
+    answer = answered(ctx, _COPY + COPIED, max_tokens=settings.max_tokens).chat
     return told(ctx, judge_copy(COPIED, answer), answers={"POST /v1/chat/completions": answer.text})
 
 
@@ -163,7 +165,7 @@ def arithmetic(ctx: Context, settings: Arithmetic) -> CheckResult:
         asked = f"{one} {sign} {other}"
         ctx.say(asked, index / len(settings.tasks))
         prompt = f"What is {asked}? Answer with the number only."
-        done.append((asked, right, chat(ctx, prompt, max_tokens=settings.max_tokens)))
+        done.append((asked, right, answered(ctx, prompt, max_tokens=settings.max_tokens).chat))
     answers = {f"chat: {asked}": answer.text for asked, _, answer in done}
     return told(ctx, judge_arithmetic(done), answers=answers)
 
@@ -187,7 +189,8 @@ def needle(ctx: Context, settings: Needle) -> CheckResult:
         place = text.rfind("\n", 0, max(1, int(len(text) * depth)))
         place = len(text) if place < 0 else place
         ctx.say(f"{count(size, 'token')}, at {depth:.0%}", index / len(settings.depths))
-        answer = chat(ctx, text[:place] + sentence + text[place:] + ask, max_tokens=settings.max_tokens)
+        prompt = text[:place] + sentence + text[place:] + ask
+        answer = answered(ctx, prompt, max_tokens=settings.max_tokens).chat
         judged.append(judge_needle(code, answer, depth=depth, least=int(size * 0.6)))
         answers[f"chat: needle at {depth:.0%} of {answer.prompt_tokens} tokens"] = answer.text
     found = worst_of(judged, "; ".join(each.summary for each in judged))
@@ -199,8 +202,14 @@ def unicode(ctx: Context, settings: Thinking) -> CheckResult:
     """Accents, CJK, Cyrillic, Hangul, Arabic, joined emoji: their tokens end within characters."""
     tokens = fitting(ctx, settings.max_tokens)
     prompt = _COPY + UNICODE
-    answer = chat(ctx, prompt, max_tokens=tokens)
-    streamed = ctx.engine.stream_chat(ctx.model.name, prompt, max_tokens=tokens, timeout=ctx.timeout)
+    if ctx.quality:
+        asked = answered(ctx, prompt, max_tokens=tokens)
+    else:
+        asked = Answered(chat(ctx, prompt, max_tokens=tokens), tokens)
+    answer = asked.chat
+    streamed = ctx.engine.stream_chat(
+        ctx.model.name, prompt, max_tokens=asked.max_tokens, timeout=ctx.timeout, **asked.more
+    )
     found = judge_unicode(UNICODE, answer, streamed, quality=ctx.quality)
     said = {"POST /v1/chat/completions": answer.text, "POST /v1/chat/completions (stream)": streamed.text}
     return told(ctx, found, answers=said)
