@@ -323,10 +323,13 @@ def compare(
             "--host", metavar="ONE=OTHER", help="ONE of the first report stands against OTHER of the second."
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the comparison as a page there too.")
+    ] = None,
 ) -> None:
     """Compare two runs, or two hosts: every figure that both have, and which way it went."""
-    from ddtree_ops.report.compare import compare_reports, print_comparison
-    from ddtree_ops.report.write import read_report
+    from ddtree_ops.report.compare import compare_reports, comparison_html, print_comparison
+    from ddtree_ops.report.write import read_report, write_file
 
     pairs: dict[str, str] = {}
     for text in against or ():
@@ -341,3 +344,5 @@ def compare(
             hint="the same points are compared; hosts that are called differently: --host ONE=OTHER",
         )
     print_comparison(out.console, found)
+    if html is not None:
+        write_file(html, comparison_html(found))
