@@ -55,6 +55,7 @@ __all__ = [
     "SudoError",
     "UnreachableError",
     "UsageError",
+    "heed_interruption",
 ]
 
 
@@ -239,3 +240,24 @@ class Interrupted(OpsError):
 
 class LabError(OpsError):
     """A lab host could not be made or started."""
+
+
+def heed_interruption(error: BaseException) -> None:
+    """Let an interruption be one, where something else that failed on the way out has taken its place.
+
+    Ctrl-C comes anywhere: between a resource and the block that cleans it up, in a thread's start, in the middle of a
+    request. What cleans up may then raise an error of its own, and that one arrives, with the interruption as its
+    context. To be called wherever errors are caught to be judged, or to go on after them.
+
+    :raises KeyboardInterrupt: one is among the causes and contexts of ``error``.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        if isinstance(one, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        seen.add(id(one))
+        waiting += (one.__cause__, one.__context__)

@@ -216,7 +216,8 @@ class _Sources:
         self._streams.close()
         end = time.monotonic() + patience
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():  # an interruption may have kept it from being started
+                thread.join(max(0.0, end - time.monotonic()))
         self._client.close()
 
 

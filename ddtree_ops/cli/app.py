@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Annotated
@@ -39,7 +40,7 @@ from ddtree_ops.cli import (
 )
 from ddtree_ops.cli.common import selecting
 from ddtree_ops.cli.helping import helping
-from ddtree_ops.errors import ExitCode, OpsError
+from ddtree_ops.errors import ExitCode, OpsError, heed_interruption
 from ddtree_ops.report.typed import remember_inventory, typed
 
 __all__ = ["app", "main"]
@@ -131,6 +132,30 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def _no_interruption_lost() -> Iterator[None]:
+    """An interruption stays one where a failure took its place; one that came while an object was finalised ends
+    nothing, and is sent once more."""
+    before = sys.unraisablehook
+
+    def unraisable(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            threading.Timer(
+                0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM)
+            ).start()
+        else:
+            before(lost)
+
+    sys.unraisablehook = unraisable
+    try:
+        yield
+    except Exception as error:
+        heed_interruption(error)
+        raise
+    finally:
+        sys.unraisablehook = before
+
+
 def main() -> None:
     """Entry point: every error that can be explained is printed here, without a traceback."""
     # Else the interpreter looks for garbage in all that is imported, again and again, and once more at its end.
@@ -144,7 +169,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "✓" is no reason to die half way
             stream.reconfigure(errors="replace")
     try:
-        with _only(_command_in(sys.argv[1:])):
+        with _only(_command_in(sys.argv[1:])), _no_interruption_lost():
             app()
     except OpsError as error:
         from ddtree_ops.cli.common import err

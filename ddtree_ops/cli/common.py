@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError
+from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError, heed_interruption
 from ddtree_ops.paths import signature_directories
 from ddtree_ops.report.output import Output
 from ddtree_ops.secret import masked
@@ -474,10 +474,9 @@ def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T])
 def _tried(host: str, action: Callable[[], _T]) -> _T | OpsError:
     try:
         return action()
-    except OpsError as error:
-        return error.at(host=host)
     except Exception as error:
-        return _internal(error, host)
+        heed_interruption(error)
+        return error.at(host=host) if isinstance(error, OpsError) else _internal(error, host)
 
 
 def parted(

@@ -46,6 +46,7 @@ from ddtree_ops.errors import (
     PreflightError,
     RolledBack,
     UsageError,
+    heed_interruption,
 )
 from ddtree_ops.inventory.models import Host, Inventory, Router, Target
 from ddtree_ops.inventory.routers import Worker, workers
@@ -267,7 +268,11 @@ class RouterDeployment:
         """Bring the router to what the inventory says; errors are in the result."""
         result = self.result
         try:
-            self._deploy(dry_run, lock_wait)
+            try:
+                self._deploy(dry_run, lock_wait)
+            except Exception as error:
+                heed_interruption(error)
+                raise
         except RolledBack as error:
             result.outcome, result.error = "rolled-back", error
         except OpsError as error:
@@ -305,6 +310,7 @@ class RouterDeployment:
             self._wait()
             self._smoke()
         except OpsError as error:
+            heed_interruption(error)
             self._roll_back(error.at(host=self.host.name, state=self.frame.state_left))
         self._accept()
         self.result.outcome = "deployed"

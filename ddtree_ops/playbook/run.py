@@ -26,6 +26,7 @@ from ddtree_ops.errors import (
     OpsError,
     RolledBack,
     UnreachableError,
+    heed_interruption,
 )
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook.models import Playbook, Smoke, Step, Wait
@@ -160,33 +161,59 @@ class _Run:
         group = self.groups[host]
         results: list[Result] = []
         try:
-            session = self.connect(group[0])
-        except OpsError as error:
-            self._leave(group, error)
-            error.at(host=host, phase="connect", state="nothing was changed")
-            for target in group:
-                self.tell(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
-            return [Result(one.name, one.service.name, Outcome.FAILED, error=error) for one in group]
-        except Exception as error:
-            self._leave(group, internal_error(error, host=host, phase="connect"))
-            return [self._defect(target, error, "connect", "nothing was changed") for target in group]
-        try:
-            with session:
-                with self._guard:
-                    self._sessions.append(session)
-                    if self.interrupted.is_set():
-                        session.close()
-                for number, target in enumerate(group, 1):
-                    deployment = self._deployment(target, session)
-                    results.append(_run_one(self, deployment))
-                    if number < len(group):
-                        deployment.hold.release()
-        except Exception as error:
-            state = "what was done on the host is not known: look at it"
-            results += [self._defect(target, error, "run", state) for target in group[len(results) :]]
+            try:
+                self._one_host(host, results)
+            except Exception as error:
+                heed_interruption(error)
+                self._leave(group, internal_error(error, host=host, phase="run"))
+                state = "what was done on the host is not known: look at it"
+                results += [self._defect(target, error, "run", state) for target in group[len(results) :]]
+        except KeyboardInterrupt:  # here or while it connected: each service's own is in its result
+            self.interrupted.set()
+            results += [self._not_begun(target) for target in group[len(results) :]]
         finally:
             self._leave(group, OpsError(f"{host} went no further", host=host))
         return results
+
+    def _one_host(self, host: str, results: list[Result]) -> None:
+        group = self.groups[host]
+        try:
+            session = self.connect(group[0])
+        except Exception as error:
+            heed_interruption(error)
+            if isinstance(error, OpsError):
+                self._leave(group, error)
+                error.at(host=host, phase="connect", state="nothing was changed")
+                for target in group:
+                    self.tell(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
+                results += [Result(one.name, one.service.name, Outcome.FAILED, error=error) for one in group]
+            else:
+                self._leave(group, internal_error(error, host=host, phase="connect"))
+                results += [self._defect(target, error, "connect", "nothing was changed") for target in group]
+            return
+        with session:
+            with self._guard:
+                self._sessions.append(session)
+                if self.interrupted.is_set():
+                    session.close()
+            for number, target in enumerate(group, 1):
+                if number > 1 and self.interrupted.is_set():
+                    raise KeyboardInterrupt
+                deployment = self._deployment(target, session)
+                results.append(_run_one(self, deployment))
+                if number < len(group):
+                    deployment.hold.release()
+
+    def _not_begun(self, target: Target) -> Result:
+        """The result of a target that an interruption came before."""
+        error = Interrupted(
+            "interrupted before it was begun",
+            host=target.name,
+            state="nothing was changed",
+            hint=self.safety.same_again(target.host.name),
+        )
+        self.tell(Event(EventKind.FAIL, target.name, "interrupted", "nothing was changed", elapsed_s=0.0))
+        return Result(target.name, target.service.name, Outcome.INTERRUPTED, error=error)
 
     def _leave(self, group: Sequence[Target], error: OpsError) -> None:
         """Other nodes of its services do not wait for this host any more."""
@@ -253,15 +280,19 @@ def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[
     largest = max(len(unit) for batch in plan for unit in batch)
     workers = min(len(run.groups), max(rollout.parallel, largest))
     results: dict[str, list[Result]] = {}
-    pending: dict[Future[list[Result]], str] = {}
+    pending: dict[Future[None], str] = {}
     reason = ""
+
+    def one(host: str) -> None:
+        results[host] = run.one_host(
+            host
+        )  # also where an interruption keeps the future from being waited for
 
     def gather(timeout: float | None) -> None:
         done, _ = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
         for future in done:
-            found = future.result()
-            results[pending.pop(future)] = found
-            for result in found:
+            future.result()
+            for result in results[pending.pop(future)]:
                 _tell_end(run, result)
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="host") as pool:
@@ -273,10 +304,11 @@ def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[
                 while pending or (waiting and not reason):
                     while waiting and not reason and len(pending) + len(waiting[0]) <= workers:
                         for host in waiting.popleft():
-                            pending[pool.submit(run.one_host, host)] = host
+                            pending[pool.submit(one, host)] = host
                     # In short waits: a signal that another thread received reaches this one only between them.
                     gather(_SIGNALS_EVERY_S)
-                    passed = {host: not any(one.error for one in found) for host, found in results.items()}
+                    ended = [host for host in list(results) if host not in pending.values()]
+                    passed = {host: not any(each.error for each in results[host]) for host in ended}
                     reason = reason_to_stop(plan, rollout, passed)
         except KeyboardInterrupt:
             reason = "the run was interrupted"
@@ -358,7 +390,7 @@ def _run_one(run: _Run, deployment: Deployment) -> Result:
         if any(step.kind == "push" for step in playbook.steps) and not isinstance(failure, UnreachableError):
             deployment.prune()
     except KeyboardInterrupt:
-        failure = _interruption(deployment)
+        interrupted.set()
     if interrupted.is_set():
         failure = _interruption(deployment)
     if isinstance(failure, Interrupted):
@@ -401,13 +433,21 @@ def _run_steps(run: _Run, deployment: Deployment) -> OpsError | None:
     except OpsError as error:
         return error if run.interrupted.is_set() else _after_failure(deployment, playbook, error)
     try:
-        deployment.accept()
+        _accept(deployment)
     except CheckFailed as error:  # it died, or was restarted, after it had passed
         return error if deployment.member else _after_failure(deployment, playbook, error)
     except OpsError as error:
         lost = deployment.hold.lost() if isinstance(error, LockLost) else None
         return _not_ours(deployment, error, lost) if lost is not None else error
     return None
+
+
+def _accept(deployment: Deployment) -> None:
+    try:
+        deployment.accept()
+    except OpsError as error:
+        heed_interruption(error)
+        raise
 
 
 def _run_all_steps(run: _Run, deployment: Deployment) -> OpsError | None:
@@ -542,9 +582,10 @@ def _perform(deployment: Deployment, step: Step, perform: Perform | None = None)
             perform[step.kind](deployment, step)
         else:
             getattr(deployment, step.kind)(**arguments)
-    except OpsError:
-        raise
     except Exception as error:
+        heed_interruption(error)
+        if isinstance(error, OpsError):
+            raise
         raise internal_error(
             error, host=deployment.target.name, phase=step.kind, state=deployment.frame.state_left
         ) from error

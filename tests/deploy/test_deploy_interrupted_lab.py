@@ -44,7 +44,7 @@ def test_2_sigterm_is_an_interruption_and_the_next_deploy_validates(desk):
         assert any(" wait: ..." in line for line in client.stderr)
         client.send_signal(signal.SIGTERM)
         (result,) = json.loads(client.stdout.read())
-    assert client.returncode == 130
+    assert client.returncode == 130, result
     assert result["outcome"] == "interrupted"
     assert "is not validated" in result["error"]
     code, result, log = desk.deploy("ct200", *change)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.errors import ExitCode, Inconclusive, Interrupted, UnreachableError
@@ -215,3 +216,69 @@ def test_an_interrupted_command_is_told_with_its_options():
     assert left(False) == "ddtree-ops deploy h --set a=1"
     assert left(True).startswith("ddtree-ops deploy h --set a=1   (goes on")
     assert left(True, "rollback", "ID").startswith("ddtree-ops rollback h --to ID   (")
+
+
+def _interrupted_badly(*_: object) -> None:
+    """Ctrl-C, and what cleans up fails: the failure is all that arrives."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise RuntimeError("cannot join thread before it is started")
+
+
+def _refused_badly(*_: object) -> None:
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise UnreachableError("the session ended") from None
+
+
+@pytest.mark.parametrize("trouble", [_interrupted_badly, _refused_badly])
+def test_an_interruption_that_a_failure_hides_is_one_and_nothing_is_judged_by_it(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: object
+) -> None:
+    playbook = Playbook(name="t", steps=(Plain(kind="start"),), on_failure=(Plain(kind="rollback"),))
+    undone: list[object] = []
+    monkeypatch.setattr(Deployment, "rollback", undone.append)
+    (result,) = run_playbook(
+        playbook,
+        _targets(tmp_path, "a"),
+        connect=desk.connect,
+        report=desk.report,
+        perform={"start": trouble},  # type: ignore[dict-item]
+    )
+    assert (result.outcome, exit_code([result])) == (Outcome.INTERRUPTED, ExitCode.INTERRUPTED)
+    assert isinstance(result.error, Interrupted)
+    assert not undone
+
+
+@pytest.mark.parametrize("trouble", [_interrupted_badly, _refused_badly])
+def test_an_interruption_while_it_connects_says_that_nothing_was_changed(
+    desk: Desk, tmp_path: Path, trouble: object
+) -> None:
+    desk.connect = trouble  # type: ignore[method-assign, assignment]
+    (result,) = desk.run(_targets(tmp_path, "a"))
+    assert isinstance(result.error, Interrupted)
+    assert (result.error.state, result.error.hint) == ("nothing was changed", "ddtree-ops deploy a")
+
+
+def test_after_an_interruption_no_further_service_of_the_host_is_begun(desk: Desk, tmp_path: Path) -> None:
+    (first,) = _targets(tmp_path, "a")
+    other = first.service.model_copy(update={"name": "other", "unit": "o.service"})
+    second = first.model_copy(update={"service": other})
+    begun: list[str] = []
+
+    def start(deployment: object, step: object) -> None:
+        begun.append(deployment.target.service.name)  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    results = run_playbook(
+        Playbook(name="t", steps=(Plain(kind="start"),)),
+        [first, second],
+        connect=desk.connect,
+        report=desk.report,
+        perform={"start": start},
+    )
+    assert begun == ["s"]
+    assert [result.outcome for result in results] == [Outcome.INTERRUPTED, Outcome.INTERRUPTED]
+    assert results[1].error is not None and results[1].error.state == "nothing was changed"

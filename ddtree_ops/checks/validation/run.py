@@ -23,7 +23,15 @@ from ddtree_ops.checks.validation.judging import judge_silence
 from ddtree_ops.checks.validation.standing import ASKED, DIAGNOSIS, MEMORY, changed_within, host_memory
 from ddtree_ops.checks.validation.suites import Planned
 from ddtree_ops.diagnose.api import DiagnosisReport
-from ddtree_ops.errors import Inconclusive, Interrupted, NotDeployed, OpsError, RemoteError, UnreachableError
+from ddtree_ops.errors import (
+    Inconclusive,
+    Interrupted,
+    NotDeployed,
+    OpsError,
+    RemoteError,
+    UnreachableError,
+    heed_interruption,
+)
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Event, EventKind, Evidence, Reporter, Verdict, worst
@@ -164,6 +172,7 @@ def _outcome(ctx: Context, planned: Planned) -> tuple[CheckResult, EngineError |
     except Inconclusive as error:
         return ctx.result(Verdict.INCONCLUSIVE, error.message, hint=error.hint), None
     except Exception as error:
+        heed_interruption(error)
         summary, hint, evidence = _broken(error, ctx.host, ctx.api_key)
         return ctx.result(Verdict.FAIL, summary, hint=hint, evidence=[evidence]), None
 
@@ -280,6 +289,7 @@ class _Run:
                 except (UnreachableError, Interrupted):
                     raise
                 except Exception as error:
+                    heed_interruption(error)
                     summary, hint, shown = _broken(error, self.target.host.name, api_key)
                     evidence = (shown,)
                     self.add(CheckResult("reachable", Verdict.FAIL, summary, evidence=evidence, hint=hint))
@@ -387,7 +397,7 @@ class _Run:
             result,
             summary=f"{result.summary}; {left}",
             evidence=evidence,
-            hint=result.hint or f"ddtree-ops logs {host} --invocation current",
+            hint=result.hint or f"ddtree-ops logs {host} --invocation {before.invocation_id or 'current'}",
         )
 
     def _silent(self, ctx: Context) -> tuple[bool, Load | None]:
