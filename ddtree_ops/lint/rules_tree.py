@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -418,6 +419,34 @@ def _overlay_refuses(case: Case) -> Iterator[Found]:
             Severity.WARN,
             reason="An engine whose parts disagree about the size of the tree then serves: it crashes, or answers wrong.",
         )
+
+
+_VARIABLES = {"DDTREE_SKIP_SELF_CHECK": "1", "DDTREE_TREE_GRAPH": "0", "DDTREE_TIMES": "1"}
+"""Variables that the overlay reads -> the one value that has an effect."""
+
+
+@rule(
+    "overlay-variables",
+    Severity.WARN,
+    "a variable DDTREE_... that nothing reads, or with a value that has no effect",
+    reason="The engine starts as if it were not there.",
+    sources=["ddtree_sglang/check.py, grow.py, times.py"],
+)
+def _overlay_variables(case: Case) -> Iterator[Found]:
+    if not case.overlay:
+        return
+    for name, value in case.service.environment.items():
+        if not name.startswith("DDTREE_"):
+            continue
+        effect = _VARIABLES.get(name)
+        if effect is None:
+            near = difflib.get_close_matches(name, _VARIABLES, n=1)
+            change = f"write {near[0]}" if near else f"the overlay reads {', '.join(_VARIABLES)}"
+            yield Found(f"the overlay reads no variable {name}", change, ("environment", name))
+        elif value != effect and value not in ("", "0", "1"):
+            yield Found(
+                f"{name}={value} has no effect", f'set it to "{effect}", or remove it', ("environment", name)
+            )
 
 
 @rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from ddtree_ops.cli.app import app
 from ddtree_ops.inventory.yaml_source import parse_document
 from ddtree_ops.lint import RULES, Cite, Severity, lint, located, rules_table
 from ddtree_ops.lint.model import Case
+from ddtree_ops.lint.rules_tree import _VARIABLES
 from ddtree_ops.runtime import Bundle
 from ddtree_ops.service.argv import launch_argv
 from ddtree_ops.service.unit import render_unit
@@ -276,3 +278,19 @@ def test_lint_loads_no_more_than_it_needs():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_variables_of_the_overlay_are_those_that_it_reads():
+    sources = [path.read_text("utf-8") for path in (ROOT / "ddtree_sglang").glob("*.py")]
+    named = {
+        name: value
+        for text in sources
+        for value, name in re.findall(r'^([A-Z_]+) = "(DDTREE_\w+)"$', text, re.M)
+    }
+    read = {
+        name: match[1]
+        for name, constant in named.items()
+        for text in sources
+        if (match := re.search(rf'environ\.get\({constant}\) [!=]= "(\w+)"', text))
+    }
+    assert read == _VARIABLES
