@@ -167,7 +167,13 @@ class EventKind(StrEnum):
     PROGRESS = "progress"
     DONE = "done"
     FAIL = "fail"
+    UNSURE = "unsure"
     NOTE = "note"
+
+    @classmethod
+    def end(cls, verdict: Verdict) -> EventKind:
+        """How a phase with this verdict ended; what was skipped is done."""
+        return {Verdict.FAIL: cls.FAIL, Verdict.INCONCLUSIVE: cls.UNSURE}.get(verdict, cls.DONE)
 
 
 RUN_END = "end"
@@ -181,7 +187,7 @@ class Event:
     :param phase: playbook step name (``preflight``, ``build``, ``push`` ...).
     :param message: one line for a person.
     :param fraction: 0..1 where known.
-    :param elapsed_s: seconds since the phase began, on DONE and FAIL.
+    :param elapsed_s: seconds since the phase began, on DONE, FAIL and UNSURE.
     """
 
     kind: EventKind

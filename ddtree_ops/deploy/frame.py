@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddtree_ops.errors import OpsError, heed_interruption
+from ddtree_ops.errors import ExitCode, OpsError, heed_interruption
 from ddtree_ops.results import CheckResult, Event, EventKind, Reporter
 from ddtree_ops.secret import redact
 
@@ -54,7 +54,8 @@ class Frame:
             error.message = self.masked(error.message)
             error.details = tuple(map(self.masked, error.details))
             self.failure = self.failure or error
-            self._done(EventKind.FAIL, name, error.message, started)
+            unsure = error.exit_code is ExitCode.INCONCLUSIVE
+            self._done(EventKind.UNSURE if unsure else EventKind.FAIL, name, error.message, started)
             raise
         except KeyboardInterrupt:
             self._count_time(name, started)

@@ -23,7 +23,12 @@ __all__ = ["LiveProgress"]
 
 _LONG = 48
 """Columns; what begins a line leaves too little of the usual 80 where it is longer."""
-_MARKS = {EventKind.DONE: ("✓", "green"), EventKind.FAIL: ("✗", "bold red"), EventKind.NOTE: ("·", "dim")}
+_MARKS = {
+    EventKind.DONE: ("✓", "green"),
+    EventKind.FAIL: ("✗", "bold red"),
+    EventKind.UNSURE: ("?", "bold yellow"),
+    EventKind.NOTE: ("·", "dim"),
+}
 
 
 class LiveProgress:

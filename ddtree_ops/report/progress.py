@@ -66,14 +66,14 @@ class Fleet:
         """Take an event in; whether it is worth a line of its own."""
         if event.phase == RUN_END:
             self.running.pop(event.host, None)
-            self._ended[event.host] = event.kind is EventKind.DONE
+            self._ended[event.host] = event.kind is not EventKind.FAIL
             return True
         if event.kind in (EventKind.START, EventKind.PROGRESS) and event.host not in self._ended:
             before = self.running.get(event.host)
             same = before is not None and before[0].phase == event.phase
             if same or event.kind is EventKind.START:
                 self.running[event.host] = (event, before[1] if before is not None and same else now)
-        return event.kind in (EventKind.FAIL, EventKind.NOTE)
+        return event.kind in (EventKind.FAIL, EventKind.UNSURE, EventKind.NOTE)
 
     def summary(self) -> str:
         """``12 of 30 done, 1 of them failed; under way: 9 wait, 8 push``."""
@@ -128,6 +128,7 @@ class LineProgress:
             word = {
                 EventKind.DONE: "ok",
                 EventKind.FAIL: "FAILED",
+                EventKind.UNSURE: "INCONCLUSIVE",
                 EventKind.START: "...",
                 EventKind.NOTE: "note",
             }

@@ -67,6 +67,12 @@ class TestFrame:
         assert frame.failure is first
         assert (list(frame.seconds), frame.seconds["wait"] >= once) == (["wait"], True)
 
+    def test_what_could_not_be_judged_has_not_failed(self):
+        events: list[Event] = []
+        with pytest.raises(Inconclusive), Frame("h", events.append).phase("signatures"):
+            raise Inconclusive("no line to judge by")
+        assert [event.kind for event in events] == [EventKind.START, EventKind.UNSURE]
+
     def test_an_interruption_is_no_end_of_the_step(self):
         events: list[Event] = []
         frame = Frame("h", events.append)

@@ -11,7 +11,7 @@ from rich.console import Console
 from ddtree_ops.report.live import LiveProgress
 from ddtree_ops.report.output import Output
 from ddtree_ops.report.progress import LINE_EVERY_S, MANY, SILENCE_S, LineProgress, duration, progress_for
-from ddtree_ops.results import RUN_END, Event, EventKind
+from ddtree_ops.results import RUN_END, Event, EventKind, Verdict
 
 
 class Desk:
@@ -39,11 +39,13 @@ def test_every_start_end_and_note_is_a_line(desk):
     desk.say(EventKind.NOTE, "a [bold]note[/]")
     desk.say(EventKind.DONE, "ready", elapsed_s=3.21)
     desk.say(EventKind.FAIL, "died", phase="smoke", elapsed_s=192.0)
+    desk.say(EventKind.UNSURE, "no line to judge by", phase="signatures", elapsed_s=1.0)
     assert desk.lines == [
         "h wait: ...",
         "h wait: note a [bold]note[/]",
         "h wait: ok ready (3.2s)",
         "h smoke: FAILED died (3m12s)",
+        "h signatures: INCONCLUSIVE no line to judge by (1.0s)",
     ]
 
 
@@ -234,3 +236,16 @@ def test_nothing_is_cut_off_on_a_terminal():
     lines = stream.getvalue().splitlines()
     assert any(path in line for line in lines), lines
     assert any(command in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind"),
+    [
+        (Verdict.PASS, EventKind.DONE),
+        (Verdict.SKIPPED, EventKind.DONE),
+        (Verdict.INCONCLUSIVE, EventKind.UNSURE),
+        (Verdict.FAIL, EventKind.FAIL),
+    ],
+)
+def test_a_phase_ends_as_its_verdict_says(verdict, kind):
+    assert EventKind.end(verdict) is kind
