@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ddtree_ops.checks.engine import Chat, EngineClient, EngineError, Generation, Model, ServerInfo
+from ddtree_ops.checks.holding import hold_unit
 from ddtree_ops.checks.port import PortHolders, port_holders
 from ddtree_ops.checks.prompts import Prompt, resolve_prompt, unmet
 from ddtree_ops.checks.signatures import prepare, signatures
@@ -148,50 +149,14 @@ class _Run:
         for name in names:
             self.add(CheckResult(f"smoke.{name}", Verdict.SKIPPED, why, host=self.host))
 
-    def unit_after(self, before: UnitState) -> UnitState:
-        """The unit, looked at until it changed or a moment has passed: a dying engine needs up to a second to be gone."""
-        end = time.monotonic() + _DEATH_PATIENCE
-        stream = self.session.watch_unit(self.target.service.unit, interval=0.1)
-        latest = before
-        try:
-            while (left := end - time.monotonic()) > 0:
-                event = stream.get(left)
-                if event is None:
-                    break
-                if event[0].get("event") == "unit":
-                    latest = UnitState.parse(event[0]["properties"])
-                    if latest.stable_against(before) is not None:
-                        break
-        finally:
-            stream.close()
-        return latest
-
     def hold(self, before: UnitState, window: float) -> tuple[str | None, UnitState, int]:
         """Watch the unit over ``window`` seconds: what went wrong (at once), the last sample, and the samples seen."""
-        end = time.monotonic() + window
         prepare()
-        stream = self.session.watch_unit(self.target.service.unit)
-        latest, samples = before, 0
-        try:
-            while True:
-                left = end - time.monotonic()
-                event = stream.get(min(max(left, 0.0), 1.0) if samples else 10.0)
-                if event is not None and event[0].get("event") == "unit":
-                    samples += 1
-                    latest = UnitState.parse(event[0]["properties"])
-                    problem = latest.stable_against(before)
-                    if problem is not None:
-                        return problem, latest, samples
-                elif event is None and (stream.ended or not samples):
-                    return "the watch on the unit ended", latest, samples
-                if left <= 0 and samples:
-                    return None, latest, samples
-                self.say(
-                    f"holding the unit, {max(left, 0.0):.0f} s to go",
-                    0.5 + 0.4 * (1 - max(left, 0.0) / max(window, 0.1)),
-                )
-        finally:
-            stream.close()
+
+        def tell(left: float) -> None:
+            self.say(f"holding the unit, {left:.0f} s to go", 0.5 + 0.4 * (1 - left / max(window, 0.1)))
+
+        return hold_unit(self.session, self.target.service.unit, before, window, tell)
 
 
 def run_smoke(
@@ -216,7 +181,8 @@ def run_smoke(
     :param max_tokens: tokens asked for, at temperature 0.
     :param window: seconds over which the unit is held after the completion.
     :param request_timeout: seconds for one completion.
-    :param min_accept_length: tokens a verify step; below it speculation fails.
+    :param min_accept_length: tokens a verify step; below it speculation fails. Left out, it is the service's floor, unless
+        its ``health.judge_speculation`` is off: then speculation that gains nothing passes too.
     :param quality: False leaves the text unjudged (a test model that talks nonsense).
     :param baseline_unit: the unit as it was when it was found ready: the window then starts there.
     :raises UsageError: a misspelt prompt name.
@@ -226,7 +192,8 @@ def run_smoke(
     chosen = resolve_prompt(prompt if prompt is not None else health.prompt)
     tokens = health.max_tokens if max_tokens is None else max_tokens
     timeout = health.request_timeout if request_timeout is None else request_timeout
-    least = health.min_accept_length if min_accept_length is None else min_accept_length
+    floor = health.min_accept_length if health.judge_speculation else None
+    least = floor if min_accept_length is None else min_accept_length
     quality = health.judge_text if quality is None else quality
     run = _Run(session, target, report, phase, UnitControl(session, target.service.unit))
     before = run.control.state()
@@ -290,7 +257,7 @@ def run_smoke(
             info = engine.server_info()
             generation = _generate(run, engine, chosen, model, tokens, timeout, before, cursor)
         except EngineError as error:
-            unit = run.unit_after(before)
+            _, unit, _ = hold_unit(session, target.service.unit, before, _DEATH_PATIENCE)
             _engine_failed(run, error, unit, before, quality)
             changed = unit.stable_against(before)
             if changed is not None:
@@ -312,6 +279,7 @@ def run_smoke(
             decode=decode,
             info=info,
             min_accept_length=least,
+            must_gain=health.judge_speculation,
             host=host,
         )
     )

@@ -12,7 +12,10 @@ from ddtree_ops.diagnose.figures import above_block, useless
 from ddtree_ops.inventory.models import Service
 from ddtree_ops.results import CheckResult, Evidence, Verdict
 
-__all__ = ["DecodeWindow", "judge_graphs", "judge_speculation", "summarise_decode"]
+__all__ = ["TOO_LITTLE", "DecodeWindow", "judge_graphs", "judge_speculation", "summarise_decode"]
+
+TOO_LITTLE = "gains_too_little"
+"""Fact of a result that is no pass for this alone: speculation works, and gains too little."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,15 @@ def judge_speculation(
     decode: DecodeWindow,
     info: ServerInfo | None,
     min_accept_length: float | None,
+    must_gain: bool = True,
     host: str = "",
 ) -> CheckResult:
     """Is speculative decoding on, does it pay, and do its figures add up?
 
     Accept length is tokens a verify step, the verified one included: 1.0 is useless, more than the block size cannot be.
+
+    :param must_gain: False: of a configuration that is only measured. Useless speculation is said and passes; what is
+        broken, or cannot be known, does not.
     """
     name, wanted = "smoke.speculation", service.speculative
     if wanted is None and (info is None or not info.speculative_algorithm):
@@ -112,6 +119,7 @@ def judge_speculation(
         "accept_length_by_source": {label: round(value, 3) for label, value, _ in found},
         "verify_steps": generation.verify_steps if generation else None,
         "min_accept_length": min_accept_length,
+        "must_gain": must_gain,
     }
     evidence = [
         Evidence(where.split(":", 1)[0], f"accept length {value:.2f} ({where})") for _, value, where in found
@@ -119,9 +127,10 @@ def judge_speculation(
     if decode.text:
         evidence.append(Evidence("journal", decode.text))
 
-    def result(verdict: Verdict, summary: str, hint: str = "") -> CheckResult:
+    def result(verdict: Verdict, summary: str, hint: str = "", *, too_little: bool = False) -> CheckResult:
+        known = {**facts, TOO_LITTLE: True} if too_little else facts
         return CheckResult(
-            name, verdict, summary, host=host, facts=facts, evidence=tuple(evidence), hint=hint
+            name, verdict, summary, host=host, facts=known, evidence=tuple(evidence), hint=hint
         )
 
     if not found:
@@ -138,25 +147,30 @@ def judge_speculation(
                 Verdict.FAIL,
                 f"accept length {most:.2f} exceeds the block size {wanted.block_size}: the accounting is broken",
             )
-    if useless(max(values)):
+    if must_gain and useless(max(values)):
         return result(
             Verdict.FAIL,
             "speculation is on and useless: accept length 1.00, every draft was rejected",
             hint="is it the right drafter for this model, and does the attention backend honour the tree mask?",
+            too_little=True,
         )
     primary = found[0][1]
-    if useless(primary):
+    if must_gain and useless(primary):
         return result(
             Verdict.INCONCLUSIVE,
             f"every draft of this request was rejected (accept length 1.00), though elsewhere it was {max(values):.2f}",
             hint="try a prompt that drafts well: --prompt quicksort",
+            too_little=True,
         )
     of = f" of at most {wanted.block_size}" if wanted else ""
     if min_accept_length is not None and primary < min_accept_length:
         return result(
-            Verdict.FAIL, f"accept length {primary:.2f} is below the {min_accept_length:g} that is asked for"
+            Verdict.FAIL,
+            f"accept length {primary:.2f} is below the {min_accept_length:g} that is asked for",
+            too_little=True,
         )
-    return result(Verdict.PASS, f"accept length {primary:.2f}{of} tokens a step ({found[0][2]})")
+    so = "; it gains nothing, which is not judged here" if useless(primary) else ""
+    return result(Verdict.PASS, f"accept length {primary:.2f}{of} tokens a step ({found[0][2]}){so}")
 
 
 def judge_graphs(

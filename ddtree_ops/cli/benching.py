@@ -39,6 +39,14 @@ __all__ = ["register"]
 
 _GENERATORS = ("auto", "bench_serving", "own")
 _MOST = 4096
+_HELP = """Measure budgets and top-k against the baseline, or compare two such runs: bench HOST, bench compare.
+
+\b
+    bench ct200 --budgets 8,16,32 --concurrency 1,8
+    bench compare DIR1 DIR2
+
+RESTARTS the service once for every configuration, and puts back what ran before. All options: bench run --help.
+"""
 
 
 class _Bench(TyperGroup):
@@ -49,15 +57,18 @@ class _Bench(TyperGroup):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["HOSTS... [OPTIONS]  |  compare REPORT1 REPORT2"]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(
         cls=_Bench,
         no_args_is_help=True,
-        help="Measure budgets and top-k against the baseline, or compare two such runs: bench HOST, bench compare.",
+        help=_HELP,
     )
-    group.command("run")(run)
+    group.command("run", short_help="Measure: 'run' may be left out. Its options: bench run --help.")(run)
     group.command("compare")(compare)
     app.add_typer(group, name="bench")
 
@@ -310,8 +321,25 @@ def _confirm(
             state="nothing was changed",
             hint="give --yes",
         )
+    for line in _deployed_otherwise(targets, starts):
+        err.print(line, markup=False, soft_wrap=True)
     if not typer.confirm("The service does not answer while it loads. Go on?", err=True):
         raise typer.Exit(int(ExitCode.USAGE))
+
+
+def _deployed_otherwise(targets: Sequence[Target], starts: Mapping[str, Sequence[Any]]) -> list[str]:
+    """A line for each target that runs with other settings than those measured. :raises UnreachableError: no host."""
+    from ddtree_ops.playbook.bench import deployed_otherwise
+
+    found = []
+    for target in targets:
+        if not starts[target.name]:
+            continue
+        with open_session(target) as session:
+            said = deployed_otherwise(session, target)
+        if said:
+            found.append(f"{target.name}: {said}")
+    return found
 
 
 def compare(

@@ -218,6 +218,10 @@ class Health(_Model):
         default=True,
         description="whether answers are judged as text; false: a tiny model that talks nonsense",
     )
+    judge_speculation: bool = Field(
+        default=True,
+        description="whether speculation that gains too little fails the smoke check; false: it is only measured",
+    )
 
 
 class SecretSource(_Model):

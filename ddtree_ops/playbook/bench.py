@@ -2,14 +2,16 @@
 
 Each start of a configuration is a deployment like any other: with its lock, its armed rollback, its smoke check. One
 that does not start is a failed point with its diagnosis, and the others go on. The report is saved after every point, so
-that a run that is killed leaves all that it measured, and is resumed from there.
+that a run that is killed leaves all that it measured, and is resumed from there. A lock of its own is held from the first
+look to the end: what an earlier bench left was left by one that is no more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,10 +29,12 @@ from ddtree_ops.checks.bench.points import (
     with_speedups,
 )
 from ddtree_ops.checks.bench.sampling import HISTOGRAM, take_sample
-from ddtree_ops.deploy.guard import Safety, locked
+from ddtree_ops.checks.speculation import TOO_LITTLE
+from ddtree_ops.deploy.guard import Safety, locked, new_lock_id, take_lock
 from ddtree_ops.deploy.history import Activation, History, read_history
 from ddtree_ops.deploy.outcome import Outcome, Result
-from ddtree_ops.deploy.secrets import api_key_of
+from ddtree_ops.deploy.plan import ValueChange, compare_values, masked_value
+from ddtree_ops.deploy.secrets import api_key_of, recorded_service
 from ddtree_ops.errors import (
     CheckFailed,
     ExitCode,
@@ -41,9 +45,10 @@ from ddtree_ops.errors import (
     OpsError,
     UnreachableError,
     UsageError,
+    heed_interruption,
 )
 from ddtree_ops.inventory import override
-from ddtree_ops.inventory.models import Target
+from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.playbook import operate
 from ddtree_ops.playbook.load import load_playbook
 from ddtree_ops.playbook.models import Playbook
@@ -64,7 +69,22 @@ from ddtree_ops.secret import Secret
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.layout import Layout
 
-__all__ = ["BenchOptions", "BenchRun", "differences", "new_run_id", "replaced", "run_bench", "starts_needed"]
+__all__ = [
+    "BenchOptions",
+    "BenchRun",
+    "deployed_otherwise",
+    "differences",
+    "gains_too_little",
+    "new_run_id",
+    "other_settings",
+    "replaced",
+    "run_bench",
+    "starts_needed",
+]
+
+_FOR_PEOPLE = {"name", "description", "secrets", "baseline", "lint"}
+"""Settings of a service that do not reach its engine, or of which the host keeps no record."""
+_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -302,34 +322,81 @@ class _Target:
     """The prompts of the sample as they are sent: the same for every configuration."""
 
     def run(self) -> None:
-        """Measure what is missing, then put back what ran before."""
+        """Measure what is missing, then put back what ran before. No other bench of the service runs meanwhile."""
         earlier = self.book.of(self.target)
         self._write(errors=(), facts={**earlier.facts, **_facts_of(self.target)})
-        ours = True
         try:
-            if "original" not in earlier.facts:
-                self._write(facts={**self.written.facts, "original": self._original()})
-            if self.options.generator == "bench_serving":
-                self._need_bench_serving()
-            for number, configuration in enumerate(self.plan, 1):
-                points = missing(configuration, self.options.concurrency, self.written.checks)
-                if points:
-                    self.say(f"{configuration.name}: configuration {number} of {len(self.plan)}")
-                    self._configuration(configuration, points)
-                elif self._unsampled(configuration):
-                    if self._runs_still(configuration):
-                        self._configuration(configuration, ())
-                    else:
-                        self._note_sample(
-                            configuration, "no accept histogram: the start that was measured serves no more"
-                        )
+            try:
+                with self._alone() as session:
+                    self._measure_and_put_back(session)
+            except OpsError as error:
+                heed_interruption(error)
+                self._fail(error.at(host=self.target.name, phase=PHASE))
         except KeyboardInterrupt:
             self.errors.append(self._interruption())
-        except OpsError as error:
-            ours = not isinstance(error, LockHeld)
-            self._fail(error.at(host=self.target.name, phase=PHASE))
+
+    @contextmanager
+    def _alone(self) -> Iterator[Session]:
+        """Hold the lock of a whole bench, beside that of the service, which each deployment and each measuring takes and
+        gives back. It ends with this process, or with the connection that it is held over, which is for a first look too.
+
+        :raises LockHeld: another bench is under way, with who runs it where; nothing was changed.
+        """
+        host, lease = self.target.host.name, self.target.service.rollback.lease
+        with self.connect(self.target) as session:
+            try:
+                take_lock(
+                    session,
+                    _WholeBench.of(self.target),
+                    lock_id=new_lock_id(),
+                    command=self.safety.command,
+                    lease=lease,
+                    wait=self.safety.lock_wait,
+                    tell=self.say,
+                )
+            except LockHeld as held:
+                raise LockHeld(
+                    f"another bench is under way: {held.message}",
+                    state="nothing was changed, and that bench goes on",
+                    hint=f"wait for it: {self.safety.same_again(host)} --lock-wait 2h; or end it by Ctrl-C where it runs, which "
+                    f"puts back what ran before it; should its machine be gone, the lock ends after {lease:.0f} s",
+                ) from held
+            yield session
+
+    def _measure_and_put_back(self, session: Session) -> None:
+        ours = True
+        try:
+            try:
+                self._measure(session)
+            except OpsError as error:
+                heed_interruption(error)
+                ours = not isinstance(error, LockHeld)
+                self._fail(error.at(host=self.target.name, phase=PHASE))
+        except KeyboardInterrupt:
+            self.errors.append(self._interruption())
         if ours and (self.touched or self.left or self._left_behind()):
             self._put_back()
+
+    def _measure(self, session: Session) -> None:
+        if "original" not in self.written.facts:
+            past = read_history(session, Layout.of(self.target))
+            self._write(facts={**self.written.facts, "original": self._original(past)})
+            if said := _otherwise(session, self.target, past):
+                self.say(said)
+        if self.options.generator == "bench_serving":
+            self._need_bench_serving()
+        for number, configuration in enumerate(self.plan, 1):
+            points = missing(configuration, self.options.concurrency, self.written.checks)
+            if points:
+                self.say(f"{configuration.name}: configuration {number} of {len(self.plan)}")
+                self._configuration(configuration, points)
+            elif self._unsampled(configuration):
+                if self._runs_still(configuration):
+                    self._configuration(configuration, ())
+                else:
+                    self._note_sample(
+                        configuration, "no accept histogram: the start that was measured serves no more"
+                    )
 
     @property
     def written(self) -> TargetReport:
@@ -397,6 +464,7 @@ class _Target:
                 generator=self.options.generator,
                 api_key=api_key_of(target),
                 chosen=self.chosen,
+                floor=self.target.service.health.min_accept_length,
             )
             invocation = UnitControl(session, target.service.unit).state().invocation_id
             starts = {**self.written.facts.get("starts", {}), configuration.name: invocation}
@@ -521,7 +589,9 @@ class _Target:
         assert error is not None
         cause = result.diagnosis.headline() if result.diagnosis and result.diagnosis.diagnoses else ""
         verdict = Verdict.INCONCLUSIVE if isinstance(error, Inconclusive) else Verdict.FAIL
-        why = "; ".join(text for text in (error.message, cause if cause not in error.message else "") if text)
+        because = next((text[5:] for text in error.details if text.startswith("why: ")), "")
+        told = f"{error.message} {because}"
+        why = "; ".join(text for text in (error.message, because, cause if cause not in told else "") if text)
         evidence = [Evidence("deploy", line.strip()) for line in error.render().splitlines()]
         if result.evidence is not None:
             evidence.append(Evidence("evidence", str(result.evidence)))
@@ -583,26 +653,27 @@ class _Target:
         with self.connect(self.target) as session:
             return read_history(session, Layout.of(self.target))
 
-    def _original(self) -> dict[str, Any] | None:
+    def _original(self, past: History) -> dict[str, Any] | None:
         """The activation that is there now, or that was there before a bench that did not end; None: there was never one.
 
         :raises CheckFailed: a bench left what runs, and nothing that passed was there before it.
         """
         host = self.target.host.name
-        found, left = self._history().before_bench
+        found, left = past.before_bench
         if found is None and left:
             raise CheckFailed(
-                "the last bench was killed, or is under way, and nothing had passed here before it",
+                "the last bench was killed, and nothing had passed here before it",
                 state="a configuration of that bench may serve; nothing was changed",
-                hint=f"ddtree-ops deploy {host}   (then the bench again)",
+                hint=f"ddtree-ops deploy {host}   (then the bench again; or go on with the killed one: --resume and the folder "
+                "of its report)",
             )
         if found is None:
             return None
         if left:
             self.left = True
             self.say(
-                "the last bench was killed, or is under way; what ran before it is activation "
-                f"{found.id} of {found.time}, and is put back at the end"
+                f"the last bench was killed; what ran before it is activation {found.id} of {found.time}, and is put back "
+                "at the end"
             )
         return _noted(found)
 
@@ -617,38 +688,74 @@ class _Target:
         back = f"ddtree-ops deploy {host}"
         if original is not None and original["passed"]:
             back = f"ddtree-ops rollback {host} --to {original['id']}"
+        error: OpsError | None
         try:
-            latest = self._history().latest
-            if (
-                latest is not None
-                and original is not None
-                and latest.good
-                and _key(_noted(latest)) == _key(original)
-                and not self._other_than(original)
-            ):
-                self.say("serves as before the bench")
-                return
-            if original is not None and original["passed"]:
-                self.say(f"puts back what ran before the bench, activation {original['id']}")
-                error = self._play(operate.go_back(to=original["id"]), self.target).error
-                if error is None and (wrong := self._other_than(original)):
-                    error = CheckFailed(f"{wrong}, and not activation {original['id']}")
-            else:
-                self.say("nothing had passed here before the bench: deploys what the inventory says")
-                self.safety = replace(self.safety, command="deploy")
-                error = self._play(load_playbook("deploy"), self.target).error
+            try:
+                error = self._went_back(original)
+            except OpsError as failure:
+                heed_interruption(failure)
+                error = failure
         except KeyboardInterrupt:
             error = self._interruption()
             error.state = "one of the configurations of the bench may serve"
-        except OpsError as failure:
-            error = failure
         if error is None:
             return
         if isinstance(error, Interrupted):
             error.state = f"{error.state}; what ran before the bench was not put back"
         error.at(host=self.target.name, phase="put back", state="a configuration of the bench may serve")
-        error.hint = back
+        error.hint = error.hint if isinstance(error, _FailsItsRules) else back
         self._fail(error)
+
+    def _went_back(self, original: Mapping[str, Any] | None) -> OpsError | None:
+        """How it failed; None: it is back, and passed by its own rules."""
+        latest = self._history().latest
+        if (
+            latest is not None
+            and original is not None
+            and latest.good
+            and _key(_noted(latest)) == _key(original)
+            and not self._other_than(original)
+        ):
+            self.say("serves as before the bench")
+            return None
+        if original is None or not original["passed"]:
+            self.say("nothing had passed here before the bench: deploys what the inventory says")
+            self.safety = replace(self.safety, command="deploy")
+            return self._back_for_good(load_playbook("deploy"))
+        self.say(f"puts back what ran before the bench, activation {original['id']}")
+        error = self._back_for_good(operate.go_back(to=original["id"]))
+        if error is None and (wrong := self._other_than(original)):
+            return CheckFailed(f"{wrong}, and not activation {original['id']}")
+        return error
+
+    def _back_for_good(self, playbook: Playbook) -> OpsError | None:
+        """Go back without a way back: what passed last is a configuration that was to be measured only, perhaps by looser
+        rules. That one serves again only where what was there before the bench does not serve at all.
+        """
+        safety = self.safety
+        self.safety = replace(safety, rollback=False)
+        try:
+            result = self._play(playbook, self.target)
+        finally:
+            self.safety = safety
+        error = result.error
+        if error is None or isinstance(error, LockHeld | LockLost | UnreachableError | Interrupted):
+            return error
+        if gains_too_little(result.checks):
+            return _FailsItsRules(
+                f"what ran before the bench is back, and fails its own rules: {error.message}",
+                state="it serves, as before the bench",
+                hint=f"ddtree-ops smoke {self.target.host.name}",
+            )
+        self.say(f"what ran before the bench does not serve: {error.message}")
+        instead = self._play(operate.go_back(to=None), self.target).error
+        error.details = (
+            *error.details,
+            f"going back to what passed last failed too: {instead.message}"
+            if instead
+            else "what passed last serves in its place, a configuration of the bench perhaps",
+        )
+        return error
 
     def _other_than(self, original: Mapping[str, Any]) -> str:
         """What the host has in place of an activation, by its link and its unit file; empty: it runs that one."""
@@ -666,6 +773,83 @@ class _Target:
         if text is None or hashlib.sha256(text).hexdigest() != original["unit_sha256"]:
             return f"another unit file is at {layout.unit_path}"
         return ""
+
+
+def gains_too_little(checks: Iterable[CheckResult]) -> bool:
+    """Of a smoke check everything passed, but that speculation gains less than it should: the service serves. Pure."""
+    smoke = (each for each in checks if each.name.startswith("smoke."))
+    bad = [each for each in smoke if each.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)]
+    return bool(bad) and all(each.facts.get(TOO_LITTLE) for each in bad)
+
+
+class _FailsItsRules(CheckFailed):
+    """What is back serves, and its speculation gains less than the inventory asks for."""
+
+
+class _WholeBench(Layout):
+    """The layout of a service under the lock of a whole bench."""
+
+    @property
+    def lock(self) -> str:
+        """Lock file of the bench of this service."""
+        return f"{self.service_dir}/bench.lock"
+
+
+def deployed_otherwise(session: Session, target: Target) -> str:
+    """What runs there now was deployed with other settings than the target has, such as those of ``--set``: which ones, and
+    what becomes of it. Empty where it was not, or where nothing was deployed. Two round trips.
+    """
+    return _otherwise(session, target, read_history(session, Layout.of(target)))
+
+
+def _otherwise(session: Session, target: Target, past: History) -> str:
+    found, left = past.before_bench
+    if found is None:
+        return ""
+    record = session.read_file(f"{Layout.of(target).kept_unit(found.unit_sha256)}.json")
+    try:
+        changes = None if record is None else other_settings(recorded_service(record), target.service)
+    except ValueError:
+        changes = None
+    what = "what ran before the bench that was killed" if left else "what runs now"
+    if changes is None:
+        return f"{what} is of another version of ddtree-ops: how its settings differ from those measured is not known"
+    if not changes:
+        return ""
+    shown = [
+        f"{each.name} {each.before or 'not set'}, measured {each.after or 'not set'}" for each in changes
+    ]
+    more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    afterwards = (
+        "it is put back afterwards"
+        if found.good
+        else "it never passed and is NOT put back: what is measured as the inventory's own serves afterwards"
+    )
+    return (
+        f"{what} was deployed with other settings than the inventory's: {'; '.join(shown[:_SHOWN])}{more}; {afterwards} "
+        "(to measure it give the same --set)"
+    )
+
+
+def other_settings(recorded: Service, wished: Service) -> tuple[ValueChange, ...]:
+    """How the service of an activation differs from the one that is wished, by dotted keys; secrets are masked. Pure."""
+    before, after = _flat(recorded), _flat(wished)
+    return compare_values(before, after, lambda name, value: masked_value(name.rpartition(".")[2], value))
+
+
+def _flat(service: Service) -> dict[str, str]:
+    """Every setting that is set, by its dotted key."""
+    found: dict[str, str] = {}
+
+    def walk(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, each in value.items():
+                walk(f"{path}.{name}" if path else name, each)
+        elif value is not None:
+            found[path] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    walk("", service.model_dump(mode="json", exclude=_FOR_PEOPLE))
+    return found
 
 
 def _noted(activation: Activation) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""A bench on a lab host: killed, resumed, killed and begun anew, interrupted, with a configuration that does not start.
+"""A bench on a lab host: killed, interrupted, resumed, killed and begun anew, with a configuration that does not start and one
+whose speculation gains nothing.
 
-Every start of an engine is time: what can be shown by a start that another chapter needs is shown by that.
+Every start of an engine is time: what can be shown by a start that another chapter needs is shown by that. There are five.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import pytest
 import yaml
 
 from ddtree_ops import lab as lab_hosts
-from ddtree_ops.runreport import RunReport, figures_named
+from ddtree_ops.runreport import RunReport, TargetReport, figures_named
 
 pytestmark = pytest.mark.lab
 
 UNIT = "sglang-k26-ddtree.service"
-POINTS = ("--concurrency", "1,2", "--requests", "4", "--max-tokens", "32", "--generator", "own", "--yes")
-BOTH = ("ct200", "--no-dflash", *POINTS)
-ANEW = ("ct200", "--no-baseline", "--no-dflash", "--concurrency", "1", "--requests", "4000", "--yes")
-SMALL = ("--generator", "own", "--set", "args.cuda-graph-max-bs=48")
+FAULTS = "/run/bench-faults"
+LOAD = ("--max-tokens", "32", "--generator", "own", "--yes")
+TREES = ("--no-baseline", "--no-dflash")
+SMALL = ("--set", "args.cuda-graph-max-bs=48")
+MANY = ("--concurrency", "1,2,4", "--requests", "40")
+FIRST = ("ct200", *TREES, "--budgets", "120,32", *MANY, *SMALL, *LOAD)
+"""Without an earlier activation: a budget that does not fit, then the service's own."""
+SECOND = ("ct200", "--concurrency", "1", "--requests", "4", *LOAD)
+THIRD = ("ct200", *TREES, "--budgets", "16", "--concurrency", "1", *LOAD)
 
 
 class Desk:
@@ -32,9 +38,14 @@ class Desk:
     def __init__(self, lab: Any, folder: Path) -> None:
         lab.reset("ct200")
         data = yaml.safe_load(lab.inventory.read_text())
-        quick = {"LAB_LOAD_SECONDS": "0", "LAB_DRAIN_POLL": "0.1", "LAB_HEALTH_POLL": "0.02"}
-        data["services"]["k26-ddtree"]["environment"] = quick
-        data["defaults"]["service"]["health"]["window"] = "0.1s"
+        quick = {
+            "LAB_LOAD_SECONDS": "0",
+            "LAB_DRAIN_POLL": "0.1",
+            "LAB_HEALTH_POLL": "0.02",
+            "LAB_TOKENS_PER_S": "200",
+        }
+        data["services"]["k26-ddtree"]["environment"] = {**quick, "LAB_FAULTS_FILE": FAULTS}
+        data["defaults"]["service"]["health"] |= {"window": "0.1s", "prompt": "hello", "max_tokens": 64}
         self.lab, self.folder, self.original = lab, folder, ""
         inventory = folder / "quick.yaml"
         inventory.write_text(yaml.safe_dump(data, sort_keys=False))
@@ -44,19 +55,27 @@ class Desk:
         done: subprocess.CompletedProcess[str] = self.lab.commands.run(argv, env=self.env)
         return done
 
-    def until(self, text: str, *argv: str) -> Any:
-        """A command under way that has said ``text``."""
-        command = self.lab.commands.start(argv, env=self.env, merged=True)
+    def start(self, *argv: str) -> Any:
+        return self.lab.commands.start(argv, env=self.env, merged=True)
+
+    def until(self, text: str, command: Any) -> list[str]:
+        """What a command under way said until it said ``text``."""
         said = []
         for line in command.stdout:
             said.append(line)
             if text in line:
-                return command
+                return said
         with command:
             command.kill()
         pytest.fail(f"{text!r} was never said:\n{''.join(said[-40:])}")
 
-    def report(self, name: str) -> RunReport:
+    def report(self, name: str) -> TargetReport:
+        report = self.whole(name)
+        assert report.command == "bench"
+        (target,) = report.targets
+        return target
+
+    def whole(self, name: str) -> RunReport:
         return RunReport.from_json(json.loads((self.folder / name / "report.json").read_text()))
 
     def host(self, *argv: str) -> str:
@@ -65,12 +84,21 @@ class Desk:
         )
         return done.stdout
 
-    def kill(self, text: str, *argv: str) -> None:
-        """A command that is killed by SIGKILL once it has said ``text``."""
-        command = self.until(text, *argv)
+    def kill(self, text: str, command: Any) -> None:
+        """SIGKILL once it has said ``text``."""
+        self.until(text, command)
         command.kill()
         with command:
             assert command.wait() == -signal.SIGKILL
+
+    def interrupt(self, text: str, command: Any) -> str:
+        """SIGTERM once it has said ``text``; all that it said."""
+        said = self.until(text, command)
+        command.send_signal(signal.SIGTERM)
+        with command:
+            said += command.stdout.read()
+            assert command.wait() == 130, "".join(said)
+        return "".join(said)
 
     def unit(self) -> str:
         return self.host("cat", f"/etc/systemd/system/{UNIT}")
@@ -83,60 +111,72 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return Desk(lab, tmp_path_factory.mktemp("bench"))
+def desk(lab: Any, plant: Any, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    made = Desk(lab, tmp_path_factory.mktemp("bench"))
+    plant(lab.hosts["ct200"])
+    return made
 
 
 class TestStory:
     """In order: each chapter starts where the one before ended."""
 
-    def test_1_killed_half_way_it_leaves_what_it_measured_and_no_lock(self, desk):
-        first = ("bench", *BOTH, "--report-dir", str(desk.folder / "killed"))
-        desk.kill("ok bench.baseline-c1", *first)
-        report = desk.report("killed")
-        assert (report.command, report.complete, report.ended) == ("bench", False, "")
-        (target,) = report.targets
-        assert "bench.baseline-c1" in {check.name for check in target.checks}
+    def test_1_killed_half_way_it_leaves_what_it_measured_and_no_lock_and_meanwhile_there_is_no_other(
+        self, desk
+    ):
+        first = desk.start("bench", *FIRST, "--report-dir", str(desk.folder / "first"))
+        desk.until("configuration 2 of 2", first)
+        other = desk.run("bench", *FIRST, "--report-dir", str(desk.folder / "other"))
+        assert other.returncode == 6, other.stdout + other.stderr
+        assert "another bench is under way" in other.stderr
+        desk.kill("ok bench.ddtree-b32-k8-c1", first)
+        desk.begun = desk.starts()
+        report = desk.whole("first")
+        assert (report.complete, report.ended) == (False, "")
+        assert "bench.ddtree-b32-k8-c1" in {check.name for check in desk.report("first").checks}
         assert desk.lock_is_free()
 
     def test_2_other_options_are_not_mixed_in(self, desk):
-        before = (desk.folder / "killed" / "report.json").read_bytes()
-        done = desk.run("bench", *BOTH, "--requests", "5", "--resume", str(desk.folder / "killed"))
+        before = (desk.folder / "first" / "report.json").read_bytes()
+        done = desk.run("bench", *FIRST, "--requests", "5", "--resume", str(desk.folder / "first"))
         assert done.returncode == 2, done.stderr
-        assert "requests: 4, and now 5" in done.stderr
-        assert (desk.folder / "killed" / "report.json").read_bytes() == before
+        assert "requests: 40, and now 5" in done.stderr
+        assert (desk.folder / "first" / "report.json").read_bytes() == before
 
     def test_3_begun_anew_where_nothing_had_passed_before_the_one_that_was_killed_it_refuses(self, desk):
-        starts = desk.starts()
-        done = desk.run("bench", *BOTH, "--report-dir", str(desk.folder / "refused"))
+        done = desk.run("bench", *FIRST, "--report-dir", str(desk.folder / "refused"))
         assert done.returncode == 5, done.stdout + done.stderr
         assert "the last bench was killed" in done.stderr
         assert "deploy ct200" in done.stderr
-        assert desk.starts() == starts
 
-    def test_4_resumed_it_measures_only_what_is_missing(self, desk):
-        before, starts = desk.report("killed").targets[0], desk.starts()
+    def test_4_resumed_and_interrupted_while_it_measures_it_says_how_to_go_on(self, desk):
+        desk.first = desk.report("first")
+        resumed = desk.start("bench", *FIRST, "--resume", str(desk.folder / "first"))
+        said = desk.interrupt("ok bench.ddtree-b32-k8-c2", resumed)
+        assert "--resume" in said
+        assert "(measures what is missing)" in said
+        assert "deploys what the inventory says" in said, "nothing had passed before it"
+        assert desk.lock_is_free()
+        assert not desk.whole("first").complete
+        assert "bench.ddtree-b32-k8-c2" in {check.name for check in desk.report("first").checks}
+
+    def test_5_resumed_again_it_measures_only_what_is_missing(self, desk):
         rows = desk.folder / "rows.csv"
-        done = desk.run("bench", *BOTH, "--resume", str(desk.folder / "killed"), "--csv", str(rows))
-        assert done.returncode == 0, done.stdout + done.stderr
-        report = desk.report("killed")
-        assert report.complete
-        (target,) = report.targets
-        assert [check.name for check in target.checks] == [
-            f"bench.{name}-c{at}" for name in ("baseline", "ddtree-b32-k8") for at in (1, 2)
+        done = desk.run("bench", *FIRST, "--resume", str(desk.folder / "first"), "--csv", str(rows))
+        assert done.returncode == 5, done.stdout + done.stderr
+        assert desk.whole("first").complete
+        target = desk.report("first")
+        assert target.errors == ()
+        assert [(check.name, check.verdict.value) for check in target.checks] == [
+            (f"bench.ddtree-b{budget}-k8-c{at}", verdict)
+            for budget, verdict in ((120, "fail"), (32, "pass"))
+            for at in (1, 2, 4)
         ]
-        assert all(check.ok for check in target.checks), [check.summary for check in target.checks]
         kept = {check.name: check for check in target.checks}
-        assert all(kept[check.name].seconds == check.seconds for check in before.checks), "measured again"
-        assert desk.starts() == starts + 1, "the start that was measured half-way serves still"
-        assert len(rows.read_text().splitlines()) == 5
+        assert all(kept[check.name].seconds == check.seconds for check in desk.first.checks), "measured again"
+        assert desk.starts() == desk.begun, "nothing was started since the one that was killed"
+        assert len(rows.read_text().splitlines()) == 4
 
         figures = target.all_figures
-        for mode in ("baseline", "ddtree"):
-            assert figures_named(figures, "load_phase", mode=mode, phase="weights")
-            assert figures_named(figures, "restart", mode=mode)[0].value > 0
-        assert len(figures_named(figures, "speedup", mode="ddtree")) == 2
-        assert not figures_named(figures, "speedup", mode="baseline")
         (accept,) = figures_named(figures, "accept_length", budget="32", topk="8", concurrency="2")
         assert 1 < accept.value <= 8
         assert figures_named(figures, "kv_tokens", budget="32")[0].value > 0
@@ -144,36 +184,47 @@ class TestStory:
         assert [bar.labels["accepted"] for bar in bars] == [str(number) for number in range(len(bars))]
         assert sum(bar.value for bar in bars) == bars[0].samples > 0
         assert all("concurrency" not in bar.labels for bar in bars)
-        assert not figures_named(figures, "accept_histogram", mode="baseline")
         assert set(target.facts["acceptance_samples"]) == {"ddtree-b32-k8"}
         assert {figure.source for figure in figures_named(figures, "ttft")} == {"own load generator"}
-        assert set(target.facts["recommended"]) == {"1", "2"}
+        assert set(target.facts["recommended"]) == {"1", "2", "4"}
 
-    def test_5_what_does_not_start_is_a_failed_point_and_the_others_go_on(self, desk):
+    def test_6_what_does_not_start_was_a_failed_point_and_the_others_went_on(self, desk):
+        target = desk.report("first")
+        assert all("oom-capture" in check.summary for check in target.checks if "b120" in check.name)
+        assert {each["configuration"] for each in target.diagnoses} == {"ddtree-b120-k8"}
+
+    def test_7_speculation_that_gains_nothing_is_measured_and_warned_of(self, desk):
         desk.original = desk.unit()
-        folder = ("--report-dir", str(desk.folder / "oom"))
-        desk.kill("ddtree-b16-k8, concurrency 1", "bench", *ANEW, "--budgets", "120,16", *SMALL, *folder)
-        (target,) = desk.report("oom").targets
+        desk.host(f"echo accept-1 > {FAULTS}")
+        second = desk.start("bench", *SECOND, "--report-dir", str(desk.folder / "second"))
+        desk.kill("ok bench.dflash-c1", second)
+        desk.host(f": > {FAULTS}")
+        target = desk.report("second")
         assert target.errors == ()
-        (check,) = target.checks
-        assert (check.name, check.verdict.value) == ("bench.ddtree-b120-k8-c1", "fail")
-        assert "oom-capture" in check.summary
-        assert [each["configuration"] for each in target.diagnoses] == ["ddtree-b120-k8"]
+        assert all(check.ok for check in target.checks), [check.summary for check in target.checks]
+        checks = {check.name: check for check in target.checks}
+        assert set(checks) == {"bench.baseline-c1", "bench.dflash-c1"}
+        assert checks["bench.dflash-c1"].facts["warning"].startswith("every draft was rejected")
+        assert figures_named(target.all_figures, "accept_length", mode="dflash")[0].value == 1.0
+        for mode in ("baseline", "dflash"):
+            assert figures_named(target.all_figures, "load_phase", mode=mode, phase="weights")
+            assert figures_named(target.all_figures, "restart", mode=mode)[0].value > 0
+        assert len(figures_named(target.all_figures, "speedup", mode="dflash", concurrency="1")) == 1
+        assert not figures_named(target.all_figures, "speedup", mode="baseline")
+        assert not figures_named(target.all_figures, "accept_histogram", mode="baseline")
         assert desk.unit() != desk.original
         assert "a bench that was killed" in desk.run("status", "ct200").stdout
 
-    def test_6_begun_anew_and_interrupted_it_puts_back_what_ran_before_the_one_that_was_killed(self, desk):
-        folder = ("--report-dir", str(desk.folder / "interrupted"))
-        command = desk.until("concurrency 1", "bench", *ANEW, "--budgets", "16", *SMALL, *folder)
-        command.send_signal(signal.SIGTERM)
-        with command:
-            said = command.stdout.read()
-            assert command.wait() == 130, said
-        assert "--resume" in said
-        assert "(measures what is missing)" in said
+    def test_8_begun_anew_and_interrupted_it_puts_back_what_ran_before_the_one_that_was_killed(self, desk):
+        third = desk.start("bench", *THIRD, "--report-dir", str(desk.folder / "third"))
+        said = desk.interrupt("configuration 1 of 1", third)
+        assert "the last bench was killed; what ran before it is activation" in said
+        assert (
+            "what ran before the bench that was killed was deployed with other settings than the inventory's: "
+            "args.cuda-graph-max-bs 48, measured not set; it is put back afterwards" in said
+        )
         assert desk.unit() == desk.original
         assert desk.lock_is_free()
-        report = desk.report("interrupted")
-        assert not report.complete
-        (target,) = report.targets
+        assert not desk.whole("third").complete
+        target = desk.report("third")
         assert (target.errors, target.checks) == ((), ())

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ddtree_ops.checks.bench.generators import (
     Load,
     bench_serving_argv,
     dataset,
+    find_bench_serving,
     numbered,
     parse_bench_serving,
     parse_own,
@@ -40,7 +42,7 @@ from ddtree_ops.checks.bench.measuring import (
 from ddtree_ops.checks.bench.points import Configuration, Point
 from ddtree_ops.checks.engine import ServerInfo
 from ddtree_ops.checks.speculation import summarise_decode
-from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
+from ddtree_ops.inventory.models import Host, RuntimeSpec, SecretSource, Service, Target
 from ddtree_ops.results import Verdict
 from ddtree_ops.runreport import figures_named
 from ddtree_ops.secret import Secret
@@ -211,6 +213,29 @@ class TestBenchServing:
         assert {"--disable-ignore-eos", "--flush-cache", "--output-details"} <= set(argv)
         assert "s3cr3t" not in " ".join(argv)
 
+    def test_it_runs_with_the_variables_of_the_engine_and_the_api_key_alone_of_the_secrets(self):
+        service = Service(
+            unit="s.service",
+            runtime="r",
+            venv="/v",
+            model="/m",
+            environment={"LD_LIBRARY_PATH": "/cuda", "HF_HUB_OFFLINE": "0"},
+            secrets={"HF_TOKEN": SecretSource(env="MINE")},
+        )
+        target = Target(host=Host(name="h"), service=service, runtime=RuntimeSpec())
+        given: list[dict[str, str]] = []
+
+        def run(argv: list[str], *, env: dict[str, str], deadline: float) -> Any:
+            given.append(env)
+            return SimpleNamespace(rc=1, stdout=b"", stderr=b"ModuleNotFoundError: No module named 'x'")
+
+        why = find_bench_serving(SimpleNamespace(run=run), target)
+        assert why == "sglang.bench_serving does not run in /v: ModuleNotFoundError: No module named 'x'"
+        (env,) = given
+        assert (env["LD_LIBRARY_PATH"], env["HF_HUB_OFFLINE"]) == ("/cuda", "1")
+        assert env["PYTHONPATH"] == "/opt/ddtree-ops/services/s.service/current"
+        assert not {"HF_TOKEN", "OPENAI_API_KEY"} & set(env)
+
     def test_no_two_requests_share_a_prefix(self):
         prompts = numbered(["one", "two"], 5)
         assert prompts == ("(1) one", "(2) two", "(3) one", "(4) two", "(5) one")
@@ -243,12 +268,25 @@ def whole(**more: Any) -> Measurement:
 
 
 class TestJudgement:
-    def judge(self, found: Measurement, accept: float | None = None, after: UnitState | None = None) -> Any:
+    def judge(
+        self,
+        found: Measurement,
+        accept: float | None = None,
+        after: UnitState | None = None,
+        floor: float | None = None,
+    ) -> Any:
         figure = None
         if accept is not None:
             figure = accept_figure(TREE, summarise_decode([DECODE.format(accept)]), None, found)
         return judge_point(
-            TREE, found, accept=figure, before=state(), after=after or state(), block_size=8, host="h/s"
+            TREE,
+            found,
+            accept=figure,
+            before=state(),
+            after=after or state(),
+            block_size=8,
+            floor=floor,
+            host="h/s",
         )
 
     def test_a_point_that_was_measured_passes_with_its_figures(self):
@@ -258,6 +296,25 @@ class TestJudgement:
         assert {figure.labels["concurrency"] for figure in result.figures} == {"2"}
         assert figures_named(result.figures, "accept_length", budget="16")[0].value == 2.5
         assert result.facts["generator"] == "g"
+
+    @pytest.mark.parametrize(
+        ("accept", "floor", "warning"),
+        [
+            ("1.00", None, "every draft was rejected, so speculation only costs here"),
+            ("1.00", 1.8, "every draft was rejected, so speculation only costs here"),
+            ("1.79", 1.8, "accept length 1.79 is below the 1.8 of the inventory"),
+            ("1.80", 1.8, ""),
+            ("1.01", None, ""),
+        ],
+    )
+    def test_low_acceptance_passes_with_a_warning(self, accept, floor, warning):
+        result = self.judge(whole(), accept, floor=floor)
+        assert result.verdict is Verdict.PASS
+        assert result.facts.get("warning", "") == warning
+        assert result.summary.endswith(f"4 requests; warning: {warning}" if warning else "4 requests")
+
+    def test_a_baseline_and_an_unknown_acceptance_are_not_warned_of(self):
+        assert "warning" not in self.judge(whole(), floor=1.8).facts
 
     def test_one_failed_request_fails_it(self):
         result = self.judge(whole(completed=3, errors=("500: boom",)))

@@ -12,12 +12,13 @@ import pytest
 from ddtree_ops.checks.bench import measuring
 from ddtree_ops.checks.bench.points import Configuration, Point
 from ddtree_ops.checks.engine import ServerInfo
+from ddtree_ops.checks.speculation import TOO_LITTLE
 from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.history import History, new_activation
-from ddtree_ops.errors import CheckFailed, ExitCode, Inconclusive
+from ddtree_ops.errors import CheckFailed, ExitCode, Inconclusive, Interrupted
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.playbook import bench
-from ddtree_ops.results import Verdict
+from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.runreport import RunReport
 from ddtree_ops.service.state import UnitState
 
@@ -34,7 +35,7 @@ def one_target(said: list[str]) -> Any:
         (TREE,),
         bench.BenchOptions(),
         book,
-        lambda target: nullcontext(SimpleNamespace()),
+        lambda target: nullcontext(SimpleNamespace(host="h", acquire_lock=lambda *given, **more: None)),
         lambda event: said.append(event.message),
         Safety(command="bench"),
     )
@@ -47,12 +48,11 @@ def activation(release: str, command: str, verdict: Verdict = Verdict.PASS) -> A
     return replace(made, id=f"{release}-{command}", verdict=verdict)
 
 
-def test_begun_after_one_that_was_killed_it_notes_what_ran_before_that_and_says_so(monkeypatch):
+def test_begun_after_one_that_was_killed_it_notes_what_ran_before_that_and_says_so():
     said: list[str] = []
     one = one_target(said)
     past = History((activation("a", "deploy"), activation("b", "bench")))
-    monkeypatch.setattr(one, "_history", lambda: past)
-    assert one._original()["id"] == "a-deploy"
+    assert one._original(past)["id"] == "a-deploy"
     assert one.left
     assert "the last bench was killed" in said[0]
     assert "activation a-deploy" in said[0]
@@ -60,7 +60,7 @@ def test_begun_after_one_that_was_killed_it_notes_what_ran_before_that_and_says_
 
 def test_without_anything_to_put_back_it_refuses_and_touches_nothing(monkeypatch):
     one = one_target([])
-    monkeypatch.setattr(one, "_history", lambda: History((activation("b", "bench"),)))
+    monkeypatch.setattr(bench, "read_history", lambda *given: History((activation("b", "bench"),)))
     monkeypatch.setattr(one, "_put_back", lambda: pytest.fail("there is nothing to put back"))
     one.run()
     (error,) = one.errors
@@ -73,13 +73,74 @@ def test_what_was_put_back_is_compared_with_what_ran_before(monkeypatch, wrong):
     one = one_target([])
     one._write(facts={"original": ORIGINAL})
     monkeypatch.setattr(one, "_history", lambda: History((activation("b", "bench"),)))
-    monkeypatch.setattr(one, "_play", lambda playbook, target: SimpleNamespace(error=None))
+    monkeypatch.setattr(one, "_play", lambda playbook, target: SimpleNamespace(error=None, checks=()))
     monkeypatch.setattr(one, "_other_than", lambda original: wrong)
     one._put_back()
     assert [error.message for error in one.errors] == (
         [f"{wrong}, and not activation {ORIGINAL['id']}"] if wrong else []
     )
     assert all(f"rollback h --to {ORIGINAL['id']}" in error.hint for error in one.errors)
+
+
+USELESS = CheckResult("smoke.speculation", Verdict.FAIL, "useless", facts={TOO_LITTLE: True})
+SILENT = CheckResult("smoke.completion", Verdict.FAIL, "500")
+OPEN = CheckResult("preflight.disk", Verdict.INCONCLUSIVE, "not known")
+
+
+@pytest.mark.parametrize(
+    ("checks", "little"),
+    [
+        ((OPEN, USELESS), True),
+        ((USELESS, SILENT), False),
+        ((SILENT,), False),
+        ((OPEN,), False),
+        ((), False),
+    ],
+)
+def test_what_gains_too_little_serves_all_the_same(checks, little):
+    assert bench.gains_too_little(checks) is little
+
+
+def played_back(monkeypatch: pytest.MonkeyPatch, *results: Any) -> tuple[Any, list[tuple[Any, bool]]]:
+    """A bench whose attempts to go back end so; where each went, and whether it was armed."""
+    one, played, left = one_target([]), [], list(results)
+
+    def play(playbook: Any, target: Target) -> Any:
+        played.append((playbook.steps[0].arguments.get("to"), one.safety.rollback))
+        return left.pop(0)
+
+    one._write(facts={"original": ORIGINAL})
+    monkeypatch.setattr(one, "_history", lambda: History((activation("b", "bench"),)))
+    monkeypatch.setattr(one, "_other_than", lambda original: "")
+    monkeypatch.setattr(one, "_play", play)
+    one._put_back()
+    return one, played
+
+
+def ended(error: Any = None, *checks: CheckResult) -> Any:
+    return SimpleNamespace(error=error, checks=checks)
+
+
+def test_put_back_it_stays_though_its_speculation_gains_nothing_any_more(monkeypatch):
+    one, played = played_back(monkeypatch, ended(CheckFailed("useless"), USELESS))
+    (error,) = one.errors
+    assert error.message == "what ran before the bench is back, and fails its own rules: useless"
+    assert (error.state, error.hint) == ("it serves, as before the bench", "ddtree-ops smoke h")
+    assert played == [(ORIGINAL["id"], False)], "and no configuration of the bench takes its place"
+    assert one.safety.rollback
+
+
+def test_where_it_does_not_serve_any_more_what_passed_last_does(monkeypatch):
+    one, played = played_back(monkeypatch, ended(CheckFailed("500"), SILENT), ended())
+    (error,) = one.errors
+    assert error.message == "500"
+    assert "what passed last serves in its place" in error.details[-1]
+    assert played == [(ORIGINAL["id"], False), (None, True)]
+
+
+def test_an_interrupted_way_back_is_not_followed_by_another(monkeypatch):
+    _, played = played_back(monkeypatch, ended(Interrupted("interrupted")))
+    assert played == [(ORIGINAL["id"], False)]
 
 
 @pytest.mark.parametrize(

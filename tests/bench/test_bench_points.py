@@ -113,6 +113,13 @@ class TestSettings:
         assert made.health.min_accept_length is None, "a point below the floor is a result"
         assert ("speculative-draft-attention-backend" in made.args) == (expected is not None)
 
+    def test_what_is_only_measured_need_not_gain_anything_and_the_services_own_keeps_its_rules(self):
+        one = service(health=Health(min_accept_length=1.8))
+        for each in configurations(one, budgets=(32, 16), topk=(8, 4)):
+            health = override(target(one), each.settings(one)).service.health
+            own = each == Configuration("ddtree", 32, 8)
+            assert health == (one.health if own else Health(judge_speculation=False)), each.name
+
     def test_from_dflash_to_a_tree_and_back(self):
         one = service(Speculative(algorithm="DFLASH"))
         made = override(target(one), TREE_16.settings(one)).service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -99,6 +100,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch, *, serves: bool, **facts: Any) -> t
     monkeypatch.setattr(one, "_runs_still", lambda configuration: serves)
     monkeypatch.setattr(one, "_configuration", lambda *given: sent.append(given))
     monkeypatch.setattr(one, "_put_back", lambda: None)
+    monkeypatch.setattr(one, "_alone", nullcontext)
     one.run()
     assert one.errors == []
     return sent, one.written

@@ -104,8 +104,10 @@ def bench_serving_argv(target: Target, load: Load, prompts: str) -> list[str]:
 
 
 def _environment(target: Target, api_key: Secret | None) -> dict[str, str]:
+    """The service's own, for it imports what the engine imports; of the secrets the API key alone."""
     layout = Layout.of(target)
     found = {
+        **target.service.environment,
         "PYTHONPATH": layout.current,
         "PYTHONPYCACHEPREFIX": layout.pycache,
         "PYTHONUNBUFFERED": "1",

@@ -23,7 +23,7 @@ from ddtree_ops.checks.bench.points import Configuration, Point
 from ddtree_ops.checks.engine import EngineClient, EngineError, ServerInfo
 from ddtree_ops.checks.readiness import Readiness
 from ddtree_ops.checks.speculation import DecodeWindow, summarise_decode
-from ddtree_ops.diagnose.figures import above_block
+from ddtree_ops.diagnose.figures import above_block, useless
 from ddtree_ops.errors import CheckFailed, DeadlineError, Inconclusive, RemoteError
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.remote.session import Session
@@ -38,6 +38,7 @@ __all__ = [
     "PHASE",
     "Bench",
     "default_prompts",
+    "gains_little",
     "judge_point",
     "load_figures",
     "memory_figures",
@@ -167,6 +168,20 @@ def accept_figure(
     return figure(None, "neither the journal nor /server_info has one", 0)
 
 
+def gains_little(accept_length: float | None, floor: float | None) -> str:
+    """What to warn of at a point that passes: speculation that gains nothing, or less than the inventory asks for; or empty.
+
+    Pure.
+    """
+    if accept_length is None:
+        return ""
+    if useless(accept_length):
+        return "every draft was rejected, so speculation only costs here"
+    if floor is not None and accept_length < floor:
+        return f"accept length {accept_length:.2f} is below the {floor:g} of the inventory"
+    return ""
+
+
 def judge_point(
     point: Point,
     found: Measurement,
@@ -175,12 +190,15 @@ def judge_point(
     before: UnitState,
     after: UnitState,
     block_size: int | None = None,
+    floor: float | None = None,
     host: str = "",
 ) -> CheckResult:
     """The result of a measured point. Pure.
 
     Fails where requests failed, the unit did not hold, or acceptance is above the block size; is inconclusive where no
-    output was counted.
+    output was counted. Low acceptance passes, with a warning in its sentence and its facts.
+
+    :param floor: accept length that the inventory asks for.
     """
     figures = (*figures_of(found, point.labels), *((accept,) if accept is not None else ()))
     facts = {**found.facts(), "configuration": point.configuration.name, "concurrency": point.concurrency}
@@ -228,7 +246,13 @@ def judge_point(
     times = found.times.get("tpot")
     tpot = f", {1000 * times.median:.1f} ms a token" if times else ""
     accepted = f", accept length {length:.2f}" if length is not None else ""
-    return result(Verdict.PASS, f"{rate:.0f} tokens/s{tpot}{accepted}, {count(found.requested, 'request')}")
+    warning = gains_little(length, floor)
+    if warning:
+        facts["warning"] = warning
+    said = f"; warning: {warning}" if warning else ""
+    return result(
+        Verdict.PASS, f"{rate:.0f} tokens/s{tpot}{accepted}, {count(found.requested, 'request')}{said}"
+    )
 
 
 # ----------------------------------------------------------------------------------------------- on a host
@@ -241,6 +265,7 @@ class Bench:
     :param prompts: what is asked, in turn.
     :param requests: of a point; at least twice its concurrency are sent.
     :param generator: ``auto``, ``bench_serving`` or ``own``.
+    :param floor: accept length that the inventory asks for, which a point below it is warned of.
     """
 
     session: Session
@@ -252,6 +277,7 @@ class Bench:
     generator: str = "auto"
     api_key: Secret | None = None
     chosen: str = ""
+    floor: float | None = None
 
     def say(self, message: str, kind: EventKind = EventKind.PROGRESS) -> None:
         """Report progress."""
@@ -334,6 +360,7 @@ class Bench:
             before=before,
             after=control.state(),
             block_size=speculative.block_size if speculative else None,
+            floor=self.floor,
             host=self.target.name,
         )
         if decode.text:
@@ -342,9 +369,10 @@ class Bench:
 
     def tell(self, result: CheckResult) -> None:
         """Report what came of a point, once it is kept."""
-        kind = EventKind.DONE if result.ok else EventKind.FAIL
         message = f"{result.name}: {result.summary}"
-        self.report(Event(kind, self.target.name, PHASE, message, elapsed_s=result.seconds))
+        self.report(
+            Event(EventKind.end(result.verdict), self.target.name, PHASE, message, elapsed_s=result.seconds)
+        )
 
     def _load_of(self, point: Point, model: str) -> Load:
         requests = max(self.requests, 2 * point.concurrency)

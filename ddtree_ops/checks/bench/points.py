@@ -63,23 +63,26 @@ class Configuration:
     def settings(self, service: Service) -> list[str]:
         """``KEY=VALUE`` settings that make the service this configuration, for :func:`ddtree_ops.inventory.override`.
 
-        The floor of the accept length is left out: a point below it is a result, not a failed deployment.
+        What is only measured need not gain anything by speculation: a low accept length is a result, not a failed
+        deployment. The service's own configuration keeps its own rules: it is what serves afterwards. They are part of the
+        record that the host keeps of an activation, so going back to one later asks for no more, and no less, either.
         """
         floor = [] if service.health.min_accept_length is None else ["health.min_accept_length=null"]
+        measured = [] if matches(self, service) else [*floor, "health.judge_speculation=false"]
         if self.mode == "baseline":
             flags = [
                 key for key in service.args if key.strip("-").replace("_", "-").startswith("speculative")
             ]
-            return ["speculative=null", *(f"args.{key}=null" for key in flags), *floor]
+            return ["speculative=null", *(f"args.{key}=null" for key in flags), *measured]
         if service.speculative is None:
             raise UsageError(
                 f"{service.name}: no speculative: is given, so there is no {self.mode} to measure"
             )
         if self.mode == "dflash":
             away = [f"speculative.{name}=null" for name in service.speculative.tree_settings]
-            return ["speculative.algorithm=DFLASH", *away, *floor]
+            return ["speculative.algorithm=DFLASH", *away, *measured]
         topk = [] if self.topk is None else [f"speculative.topk_cap={self.topk}"]
-        return ["speculative.algorithm=DDTREE", f"speculative.budget={self.budget}", *topk, *floor]
+        return ["speculative.algorithm=DDTREE", f"speculative.budget={self.budget}", *topk, *measured]
 
 
 @dataclass(frozen=True)
