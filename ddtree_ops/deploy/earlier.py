@@ -22,7 +22,8 @@ def way_back(
 ) -> Activation:
     """The activation that a rollback goes to. Pure.
 
-    Without ``to``, the newest that passed and is another release or unit file than what is there now. ``to`` is the
+    Without ``to``, the newest that passed and is another release or unit file than what is there now, and not only a
+    bench's. ``to`` is the
     beginning of a release's digest (at least four digits; its newest activation that passed), the beginning of an
     activation's id, or a time in ISO 8601 (UTC where it names no zone): the newest that had passed by then.
 
@@ -32,11 +33,13 @@ def way_back(
     :raises UsageError: ``to`` names none of the recorded activations, or several releases.
     """
     if to is None:
+        measured = history.measured_only
         for item in history.good():
-            if (item.release, item.unit_sha256) != current:
+            if (item.release, item.unit_sha256) not in (current, *measured):
                 return item
         raise PreflightError(
             "there is nothing to go back to: no other release or unit file ever passed here"
+            + (", but for what a bench measured" if measured - {current} else "")
             if history.good()
             else "there is nothing to go back to: no activation of it ever passed here",
             details=alternatives(history, current, changes=changes),
@@ -104,10 +107,12 @@ def alternatives(
         for item in history.good()
         if (item.release, item.unit_sha256) != current and item.id not in set(without)
     ]
+    measured = history.measured_only
     told = {item.id: "; ".join((changes or {}).get(item.id, ())) for item in left}
     return tuple(
         f"passed: {item.release[:12]} {item.runtime}".rstrip()
         + f" of {item.time}, activation {item.id}"
+        + (" (measured by a bench)" if (item.release, item.unit_sha256) in measured else "")
         + (f": {told[item.id]}" if told[item.id] else "")
         for item in left[:10]
     )

@@ -114,6 +114,13 @@ class History:
         return tuple(newest.values())
 
     @property
+    def measured_only(self) -> frozenset[tuple[str, str]]:
+        """Release and unit file of activations that benches alone made: of a rollback it is no choice of anybody."""
+        made = {(item.release, item.unit_sha256) for item in self.activations if item.command == BENCH}
+        lasting = (item for item in self.activations if item.command != BENCH and item.reason != "rollback")
+        return frozenset(made - {(item.release, item.unit_sha256) for item in lasting})
+
+    @property
     def before_bench(self) -> tuple[Activation | None, bool]:
         """What ran before a bench that did not put it back, and True; where no bench left anything, the latest and False.
 

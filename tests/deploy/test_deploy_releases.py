@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -65,6 +66,23 @@ class TestWayBack:
 
     def test_the_same_release_with_another_unit_file_is_something_else(self) -> None:
         assert way_back(History((act(1, A, U), act(2, A, V))), (A, V)).unit_sha256 == U
+
+    def test_what_a_bench_measured_is_chosen_by_nobody(self) -> None:
+        """After a bench the newest other that passed is its last configuration: the linear drafter, or no speculation."""
+        benched = replace(act(3, B, V), command="bench")
+        back = replace(act(4, B), command="bench", reason="rollback")
+        history = History((act(1, A), act(2, B), benched, back))
+        assert way_back(history, (B, U)) == act(1, A)
+        assert way_back(history, (B, U), benched.id) == benched
+        assert (
+            way_back(
+                History((act(1, A), act(2, A, V), replace(act(3, A, V), command="bench"))), (A, U)
+            ).unit_sha256
+            == V
+        )
+        with pytest.raises(PreflightError, match="but for what a bench measured") as refused:
+            way_back(History((act(2, B), benched, back)), (B, U))
+        assert refused.value.details[0].endswith("(measured by a bench)")
 
     def test_nothing_is_never_a_pass(self) -> None:
         for history in (
