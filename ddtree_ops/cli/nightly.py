@@ -17,6 +17,7 @@ from ddtree_ops.cli.common import (
     ServiceOption,
     err,
     leave,
+    masked_session,
     open_session,
     out,
     print_json,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["perform", "register"]
 
-_KEPT = 60
 _GRACE_S = 5.0
 _DRAWN_EVERY_S = 15.0
 
@@ -155,10 +155,10 @@ class _Keeper:
     def __call__(self, report: RunReport) -> None:
         """:raises OpsError: the first one cannot be written; later ones go on without."""
         from ddtree_ops.paths import state_dir
-        from ddtree_ops.report.write import REPORT, json_text, write_file, write_report
+        from ddtree_ops.report.write import REPORT, json_text, own_folder, write_file, write_report
 
         if self.folder is None:
-            self.folder = _default_folder(state_dir() / "reports", report.id)
+            self.folder = own_folder(state_dir() / "reports", report.id)
         first, now = not self._drawn, time.monotonic()
         try:
             if first or report.ended or now - self._drawn >= _DRAWN_EVERY_S:
@@ -175,16 +175,6 @@ class _Keeper:
             self.failed = None
 
 
-def _default_folder(reports: Path, id: str) -> Path:
-    """A folder for this run; the oldest ones beyond the newest sixty go."""
-    import shutil
-
-    old = sorted(path for path in reports.glob("????????T??????Z-*") if path.is_dir())
-    for path in old[: max(0, len(old) - _KEPT + 1)]:
-        shutil.rmtree(path, ignore_errors=True)
-    return reports / id
-
-
 def perform(
     playbook: Playbook,
     targets: Sequence[Target],
@@ -198,7 +188,9 @@ def perform(
     as_json: bool = False,
 ) -> None:
     """Run a playbook that reports, print and send what it found, leave with its code."""
+    from ddtree_ops.checks.validation.lossless import open_baseline
     from ddtree_ops.cli.common import check_signatures
+    from ddtree_ops.deploy.secrets import api_key_of
     from ddtree_ops.paths import state_dir
     from ddtree_ops.playbook.nightly import run_nightly
     from ddtree_ops.playbook.trend import Store
@@ -207,8 +199,8 @@ def perform(
 
     check_signatures()
     import_fabric()
-    name = Path(inventory.path).stem
-    store = Store(history.expanduser() if history else state_dir() / "history", name)
+    past = history.expanduser() if history else state_dir() / "history"
+    store = Store(past, Path(inventory.path).stem)
     keeper = _Keeper(None if report_dir is None else report_dir.expanduser())
     with progress_for(err if as_json else out, len(targets)) as progress:
         report, code = run_nightly(
@@ -219,8 +211,8 @@ def perform(
             report=progress,
             keep=keeper,
             wishes=wishes,
-            inventory=name,
-            known=inventory,
+            inventory=inventory.path,
+            baseline=lambda target: open_baseline(inventory, target, masked_session, api_key_of),
             rollout=rollout(),
             safety=safety,
         )
@@ -236,7 +228,7 @@ def perform(
     else:
         from ddtree_ops.report.run_terminal import print_run
 
-        print_run(out, report)
+        print_run(out, report, kept=keeper.folder)
         out.write_line(f"reports: {keeper.folder}")
     if code is not ExitCode.OK:
         for problem in problems:

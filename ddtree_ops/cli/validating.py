@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,12 +107,13 @@ def validate(
     from ddtree_ops.checks.validation.gathering import Gathered
     from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, open_baseline
     from ddtree_ops.checks.validation.run import validate as run_checks
-    from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
+    from ddtree_ops.deploy.secrets import API_KEY, api_key_of, resolve_secrets
     from ddtree_ops.errors import ExitCode
     from ddtree_ops.paths import state_dir
     from ddtree_ops.report.progress import progress_for
     from ddtree_ops.report.run_terminal import print_run
     from ddtree_ops.report.typed import typed
+    from ddtree_ops.report.write import own_folder
     from ddtree_ops.results import exit_code_of, worst
 
     keys = {
@@ -124,10 +126,9 @@ def validate(
         **({"quality": False} if no_quality else {}),
     }
     gathered = Gathered(targets, options=options, inventory=loaded.path)
+    id = gathered.report(complete=False).id
     folder = (
-        report_dir.expanduser()
-        if report_dir
-        else state_dir() / "reports" / f"validate-{gathered.report(complete=False).id}"
+        report_dir.expanduser() if report_dir else own_folder(state_dir() / "reports", id, prefix="validate-")
     )
     keeper = _Keeper(gathered, folder)
     keeper.begin()
@@ -143,15 +144,10 @@ def validate(
                     gathered.know(target, facts)
                     keeper.keep()
 
-                shared: dict[str, Any] = {} if golden is None else {GOLDEN: str(golden)}
-                baseline = open_baseline(
-                    loaded,
-                    target,
-                    masked_session,
-                    lambda other: resolve_secrets([other], only=API_KEY)[0].api_key,
-                )
-                if baseline is not None:
-                    shared[BASELINE] = baseline
+                shared = {
+                    GOLDEN: "" if golden is None else str(golden),
+                    BASELINE: open_baseline(loaded, target, masked_session, api_key_of),
+                }
                 with masked_session(target) as session:
                     return run_checks(
                         session,
@@ -241,16 +237,12 @@ class _Keeper:
 def _list(suite: str | None, as_json: bool) -> None:
     """Every check with what a pass proves, its settings, and the suites that hold it."""
     from ddtree_ops.checks.validation.registry import checks
-    from ddtree_ops.checks.validation.suites import load_suite, suite_names
+    from ddtree_ops.checks.validation.suites import Planned, load_suite, pick, suite_names
 
     suites = [load_suite(name) for name in ([suite] if suite else suite_names())]
-    listed = []
-    for name, spec in checks().items():
-        holding = [each.name for each in suites if any(one.name == name for one in each.checks)]
-        if suite and not holding and not spec.standing:
-            continue
-        settings = {key: each.default for key, each in spec.settings.model_fields.items()}
-        listed.append((spec, holding, settings))
+    every = [Planned(spec, spec.settings()) for spec in checks().values()]
+    plan = pick(suite=suites[0]) if suite else every
+    held = {each.name: {planned.name: planned for planned in each.checks} for each in suites}
     if as_json:
         print_json(
             {
@@ -258,43 +250,57 @@ def _list(suite: str | None, as_json: bool) -> None:
                 "suites": [{"name": each.name, "description": each.description} for each in suites],
                 "checks": [
                     {
-                        "name": spec.name,
-                        "title": spec.title,
-                        "suites": holding,
-                        "settings": settings,
-                        "disturbs": spec.disturbs,
-                        "standing": spec.standing,
+                        "name": planned.name,
+                        "title": planned.spec.title,
+                        "suites": [name for name, own in held.items() if planned.name in own],
+                        "settings": planned.settings.model_dump(),
+                        "disturbs": planned.spec.disturbs,
+                        "standing": planned.spec.standing,
                     }
-                    for spec, holding, settings in listed
+                    for planned in plan
                 ],
             }
         )
         return
-    width = max(len(spec.name) for spec, _, _ in listed)
-    for spec, holding, settings in listed:
+    width = max(len(planned.name) for planned in plan)
+    for planned in plan:
+        spec, settings = planned.spec, planned.settings.model_dump()
+        holding = {
+            name: own[spec.name].settings.model_dump() for name, own in held.items() if spec.name in own
+        }
         where = "in every run, last" if spec.standing else ", ".join(holding) or "in no suite"
         note = "; disturbs other users" if spec.disturbs else ""
         out.write_line(f"{spec.name:<{width}}  {spec.title} ({where}{note})")
         if settings:
-            shown = ", ".join(f"{key}: {_shown(value)}" for key, value in settings.items())
-            out.write_line(f"{'':<{width}}  settings: {shown}")
+            out.write_line(f"{'':<{width}}  settings: {_settings(settings)}")
+        for name, own in holding.items():
+            others = {key: value for key, value in own.items() if value != settings[key]}
+            if others:
+                out.write_line(f"{'':<{width}}  in {name}: {_settings(others)}")
     for each in suites:
         out.write_line(f"suite {each.name}: {each.description}")
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {_shown(value)}" for key, value in values.items())
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_shown(each) for each in value)}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) or not value else value
 
 
 def _record(targets: Sequence[Target], path: Path, *, quality: bool | None, timeout: float | None) -> None:
     """Record the answers of one engine."""
+    from ddtree_ops.checks.validation.base import PHASE
     from ddtree_ops.checks.validation.golden import record
     from ddtree_ops.checks.validation.run import open_context
     from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
     from ddtree_ops.errors import UsageError
     from ddtree_ops.report.progress import progress_for
+    from ddtree_ops.results import Event, EventKind
+    from ddtree_ops.wording import count
 
     if len(targets) != 1:
         raise UsageError(
@@ -311,5 +317,7 @@ def _record(targets: Sequence[Target], path: Path, *, quality: bool | None, time
         ) as ctx,
     ):
         ctx.name = "record"
-        record(ctx, path)
-    err.print(f"recorded: {path}", markup=False)
+        report(Event(EventKind.START, target.name, PHASE, "what it writes alone is recorded"))
+        golden = record(ctx, path)
+        done = f"{count(len(golden.prompts), 'prompt')}, each answered three times, in {path}"
+        report(Event(EventKind.DONE, target.name, PHASE, done))

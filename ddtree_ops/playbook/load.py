@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_ops.inventory.load import find_file
+from ddtree_ops.inventory.named import file_schema, list_schema, named
 from ddtree_ops.inventory.yaml_source import (
     Document,
     KeyPath,
@@ -25,7 +26,6 @@ from ddtree_ops.inventory.yaml_source import (
     config_error,
     display,
     load_document,
-    suggestion,
 )
 from ddtree_ops.playbook.models import FAILURE_STEPS, STEPS, Playbook, Step, order_problems
 
@@ -99,68 +99,24 @@ def resolve(document: Document) -> tuple[Playbook | None, list[Problem]]:
 
 def _step(document: Document, path: KeyPath, entry: Any) -> tuple[str, Step | None, list[Problem]]:
     """Name, step (None where it is wrong) and problems of one list item."""
-    kind: str
-    body: Any = {}
-    place = path
-    if isinstance(entry, str):
-        kind = entry
-    elif isinstance(entry, dict) and len(entry) == 1:
-        kind, body = next(iter(entry.items()))
-        place = (*path, kind)
-        body = {} if body is None else body
-    else:
-        shape = (
-            "more than one key: begin each step with its own dash"
-            if isinstance(entry, dict) and entry
-            else "no step"
-        )
-        return (
-            "",
-            None,
-            [document.problem(path, f"{shape}; write '- smoke' or '- smoke: {{prompt: quicksort}}'")],
-        )
-    model = STEPS.get(kind)
-    if model is None:
-        return kind, None, [document.problem(place, f"there is no step '{kind}'" + suggestion(kind, STEPS))]
-    if not isinstance(body, dict):
-        return kind, None, [document.problem(place, "expected a mapping of settings, or nothing")]
+    example = "'- smoke' or '- smoke: {prompt: quicksort}'"
+    kind, body, place, problems = named(document, path, entry, STEPS, noun="step", example=example)
+    if body is None:
+        return kind, None, problems
     if "kind" in body:
         return kind, None, [document.problem((*place, "kind"), "unknown key")]
-    step, problems = check(document, model, place, data={"kind": kind, **body}, hidden=("kind",))
+    step, problems = check(document, STEPS[kind], place, data={"kind": kind, **body}, hidden=("kind",))
     return kind, step, problems
 
 
 @cache
 def playbook_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a playbook file, for editors."""
-    single: dict[str, Any] = {}
-    for kind, model in STEPS.items():
-        settings = dict(model.model_json_schema()["properties"])
-        settings.pop("kind")
-        body = {"type": "object", "additionalProperties": False, "properties": settings}
-        single[kind] = {"anyOf": [body, {"type": "null"}]}
-
-    def steps(kinds: list[str]) -> dict[str, Any]:
-        mapping = {
-            "type": "object",
-            "additionalProperties": False,
-            "minProperties": 1,
-            "maxProperties": 1,
-            "properties": {kind: single[kind] for kind in kinds},
-        }
-        return {"type": "array", "items": {"anyOf": [{"enum": kinds}, mapping]}}
-
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "ddtree-ops playbook",
-        "type": "object",
-        "required": ["schema", "steps"],
-        "additionalProperties": False,
-        "properties": {
-            "schema": {"const": 1},
-            "name": {"type": "string"},
-            "description": {"type": "string"},
-            "steps": {**steps(list(STEPS)), "minItems": 1},
-            "on_failure": steps(list(FAILURE_STEPS)),
-        },
+    settings = {kind: dict(model.model_json_schema()["properties"]) for kind, model in STEPS.items()}
+    for properties in settings.values():
+        properties.pop("kind")
+    lists = {
+        "steps": list_schema(settings),
+        "on_failure": list_schema({kind: settings[kind] for kind in FAILURE_STEPS}),
     }
+    return file_schema("ddtree-ops playbook", lists, required=("steps",))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -34,12 +33,12 @@ from ddtree_ops.errors import (
     UnreachableError,
     UsageError,
 )
-from ddtree_ops.inventory.models import Inventory, RuntimeSpec, Target
+from ddtree_ops.inventory.models import RuntimeSpec, Target
 from ddtree_ops.playbook.load import load_playbook
 from ddtree_ops.playbook.models import Bench, Deploy, Journal, Playbook, Step, Trend, Validate
 from ddtree_ops.playbook.rollout import Rollout
-from ddtree_ops.playbook.run import Connector, run_playbook, worst_code
-from ddtree_ops.playbook.trend import RUNS, Past, Store, accept_lengths, trend
+from ddtree_ops.playbook.run import Connector, Watch, run_playbook, worst_code
+from ddtree_ops.playbook.trend import RUNS, Past, Store, accept_lengths, trend, with_command
 from ddtree_ops.results import (
     RUN_END,
     CheckResult,
@@ -57,10 +56,10 @@ from ddtree_ops.service.unitfile import environment_of, exec_start_of
 from ddtree_ops.wording import count, moment_of
 
 if TYPE_CHECKING:
+    from ddtree_ops.checks.validation.lossless import Baseline
     from ddtree_ops.checks.validation.suites import Planned
     from ddtree_ops.deploy.drift import DriftReport
     from ddtree_ops.deploy.preflight.judge import Wanted
-    from ddtree_ops.remote.session import Session
 
 __all__ = [
     "Keep",
@@ -71,6 +70,7 @@ __all__ = [
     "journal_since",
     "parts_of",
     "run_nightly",
+    "settled",
 ]
 
 Keep = Callable[[RunReport], None]
@@ -80,6 +80,8 @@ _SUITE = "standard"
 _FIRST_LOOK_S = 24 * 3600.0
 _PREFIX = "deploy."
 _NEVER = ("INVOCATION_ID",)
+_UNSEEN = "run.unvalidated"
+_OPEN = "for the validate of this nightly to tell: "
 
 
 @dataclass(frozen=True)
@@ -190,10 +192,12 @@ def journal_since(marked: datetime | None, newest: datetime, first: float) -> tu
     return marked + timedelta(microseconds=1), False
 
 
-def drift_results(report: DriftReport, *, mended: bool) -> list[CheckResult]:
+def drift_results(report: DriftReport, *, mended: bool, validated: bool = False) -> list[CheckResult]:
     """A drift report as results, one a finding. Pure.
 
     :param mended: a deploy follows in the same run: that the host differs from the inventory is what it is for.
+    :param validated: a validation follows in the same run: that nobody has seen the process work is for it to settle,
+        see :func:`settled`.
     """
     if not report.deployed:
         verdict = Verdict.SKIPPED if mended else Verdict.INCONCLUSIVE
@@ -204,12 +208,13 @@ def drift_results(report: DriftReport, *, mended: bool) -> list[CheckResult]:
         if finding.severity is Severity.INFO:
             continue
         expected = mended and finding.severity is Severity.WARN
-        summary = f"{finding.found}; should be: {finding.should}"
+        left_open = validated and not expected and finding.id == _UNSEEN
+        before = "before the deploy of this run: " if expected else _OPEN if left_open else ""
         results.append(
             CheckResult(
                 f"drift.{finding.id}",
-                Verdict.SKIPPED if expected else Verdict.FAIL,
-                f"before the deploy of this run: {summary}" if expected else summary,
+                Verdict.SKIPPED if before else Verdict.FAIL,
+                f"{before}{finding.found}; should be: {finding.should}",
                 facts={"severity": finding.severity.value, "names": list(finding.names)},
                 hint=finding.hint,
             )
@@ -218,6 +223,19 @@ def drift_results(report: DriftReport, *, mended: bool) -> list[CheckResult]:
         text = f"release {(report.release or '')[:12]} as recorded, {count(report.files, 'file')} read"
         results.insert(0, CheckResult("drift", Verdict.PASS, text))
     return results
+
+
+def settled(result: CheckResult, *, works: bool) -> CheckResult:
+    """What a validation of the same run makes of a drift finding that was left to it; any other result as it is. Pure.
+
+    :param works: it passed, on the very process that the finding is about.
+    """
+    if not result.summary.startswith(_OPEN):
+        return result
+    found = result.summary.removeprefix(_OPEN)
+    if works:
+        return replace(result, summary=f"{found}; this nightly's validate passed on that process")
+    return replace(result, verdict=Verdict.FAIL, summary=found)
 
 
 def run_nightly(
@@ -234,7 +252,7 @@ def run_nightly(
     reconnect: Connector | None = None,
     safety: Safety | None = None,
     id: str = "",
-    known: Inventory | None = None,
+    baseline: Callable[[Target], Baseline | None] = lambda _: None,
 ) -> tuple[RunReport, ExitCode]:
     """The report of the whole run, and the exit code that it comes to; it was handed to ``keep`` too.
 
@@ -242,7 +260,7 @@ def run_nightly(
     (and what the caller turns into KeyboardInterrupt) ends the run with a report that is not complete.
 
     :param rollout: how the deploy goes over the hosts.
-    :param known: the inventory itself, which knows the baselines of services; left out: ``lossless`` has no baseline service.
+    :param baseline: opens the baseline service of a target, for ``lossless``; None: it has none.
     :raises LockHeld: another run with this history is under way on one of the hosts; nothing was contacted.
     :raises ConfigError: a playbook, suite, secret or unit file is wrong; nothing was contacted.
     """
@@ -260,7 +278,7 @@ def run_nightly(
         reconnect,
         safety,
         id,
-        known,
+        baseline,
     )
     night.prepare()
     with store.lock(target.host.name for target in targets):
@@ -284,7 +302,7 @@ class _Night:
         reconnect: Connector | None,
         safety: Safety | None,
         id: str,
-        known: Inventory | None,
+        baseline: Callable[[Target], Baseline | None],
     ) -> None:
         from ddtree_ops.deploy.known import KnownBundles
 
@@ -301,7 +319,7 @@ class _Night:
         }
         self.seen = {_key(target): _Seen(target) for target in targets}
         self.known = KnownBundles()
-        self.inventory = known
+        self.baseline = baseline
         self._wanted: dict[str, Wanted | CheckResult] = {}
         self._wanting = threading.Lock()
         self._guard = threading.RLock()
@@ -368,33 +386,29 @@ class _Night:
             self._interrupted = True
         return self._end()
 
-    def _look(self, part: tuple[Step, ...], targets: Sequence[Target]) -> None:
-        playbook = self.playbook.model_copy(update={"steps": part})
+    def _run(
+        self, playbook: Playbook, targets: Sequence[Target], watch: Watch, **more: Any
+    ) -> list[tuple[Target, Result]]:
         results = run_playbook(
             playbook,
             targets,
             connect=self.connect,
             report=self._report,
             reconnect=self.reconnect,
-            perform=self.perform,
-            watch=self._watch,
+            watch=watch,
+            **more,
         )
-        for target, result in zip(targets, results, strict=True):
+        return list(zip(targets, results, strict=True))
+
+    def _look(self, part: tuple[Step, ...], targets: Sequence[Target]) -> None:
+        playbook = self.playbook.model_copy(update={"steps": part})
+        for target, result in self._run(playbook, targets, self._watch, perform=self.perform):
             self._after(target, result)
         self.keep()
 
     def _deploy(self, playbook: Playbook, targets: Sequence[Target]) -> None:
-        results = run_playbook(
-            playbook,
-            targets,
-            connect=self.connect,
-            report=self._report,
-            rollout=self.rollout,
-            reconnect=self.reconnect,
-            safety=self.safety,
-            watch=self._watch_deploy,
-        )
-        for target, result in zip(targets, results, strict=True):
+        results = self._run(playbook, targets, self._watch_deploy, rollout=self.rollout, safety=self.safety)
+        for target, result in results:
             seen = self.seen[_key(target)]
             with self._guard:
                 seen.checks = [one for one in seen.checks if not one.name.startswith(_PREFIX)]
@@ -493,8 +507,9 @@ class _Night:
             self._keep(document)
         for seen in self.seen.values():
             found = seen.report().verdict
-            kind = EventKind.DONE if found is Verdict.PASS else EventKind.FAIL
-            self._tell(Event(kind, seen.target.name, RUN_END, found.value))
+            names = [check.name for check in seen.checks if check.verdict is found]
+            of = f": {', '.join(names)}" if names and found is not Verdict.PASS else ""
+            self._tell(Event(EventKind.end(found), seen.target.name, RUN_END, f"{found.value}{of}"))
         return document, exit_code(document, codes)
 
     def _document(self) -> RunReport:
@@ -607,7 +622,9 @@ class _Night:
             self._facts(deployment)
             found = find_drift(deployment.target, deployment.session, known=self.known)
             mended = any(isinstance(part[0], Deploy) for part in self.parts[self._part + 1 :])
-            self._judge(deployment, drift_results(found, mended=mended))
+            part = self.parts[self._part]
+            validated = any(isinstance(later, Validate) for later in part[part.index(step) + 1 :])
+            self._judge(deployment, drift_results(found, mended=mended, validated=validated))
 
     def _plan_of(self, step: Validate) -> tuple[Planned, ...]:
         """:raises UsageError: there is no such suite or check. :raises ConfigError: the suite is wrong."""
@@ -636,6 +653,8 @@ class _Night:
 
         with frame.phase("validate"):
             self._facts(deployment)
+            # Kept and explained on a failure is the run that was asked, not the one that systemd began after it.
+            deployment.invocation = deployment.seen.state.invocation_id or None
             plan, key = self._plan_of(step), api_key_of(target)
             found = validate(
                 deployment.session,
@@ -647,6 +666,13 @@ class _Night:
                 on_result=keep,
             )
             with self._guard:
+                passed = {check.name for check in found.checks if check.ok}
+                works = (
+                    found.verdict is Verdict.PASS
+                    and any(one.name in passed and not one.spec.standing for one in plan)
+                    and found.facts.get("invocation") == seen.facts.get("invocation")
+                )
+                seen.checks = [settled(one, works=works) for one in seen.checks]
                 seen.facts.update(
                     {name: value for name, value in found.facts.items() if name not in seen.facts}
                 )
@@ -656,26 +682,13 @@ class _Night:
     def _shared(self, seen: _Seen, step: Validate) -> dict[str, Any]:
         """What the checks of one target are given: the baseline of the inventory, a golden file, earlier accept lengths."""
         from ddtree_ops.checks.validation.acceptance import HISTORY
-        from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, open_baseline
+        from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN
 
-        shared: dict[str, Any] = {HISTORY: accept_lengths(seen.report(), self._past(seen))}
-        if golden := self.wishes.golden or step.golden:
-            shared[GOLDEN] = golden
-        if self.inventory is not None:
-            baseline = open_baseline(self.inventory, seen.target, self._masked, api_key_of)
-            if baseline is not None:
-                shared[BASELINE] = baseline
-        return shared
-
-    @contextmanager
-    def _masked(self, target: Target) -> Iterator[Session]:
-        """A session to a host beside those of the run; the secrets that the service has there are masked."""
-        from ddtree_ops.deploy.secrets import read_host_secrets
-        from ddtree_ops.service.layout import Layout
-
-        with self.connect(target) as session:
-            read_host_secrets(session, Layout.of(target))
-            yield session
+        return {
+            HISTORY: accept_lengths(seen.report(), self._past(seen)),
+            GOLDEN: self.wishes.golden or step.golden,
+            BASELINE: self.baseline(seen.target),
+        }
 
     def _journal(self, deployment: Deployment, step: Step) -> None:
         """All that the unit wrote since the last run, whatever runs of it there were, and the kernel's words."""
@@ -708,6 +721,8 @@ class _Night:
             result = found.as_check(host=target.name, name="journal")
             if result.verdict is Verdict.INCONCLUSIVE and not result.hint:
                 result = replace(result, hint=hint_for(found, target.host.name, target.service.unit))
+            if result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+                result = replace(result, hint=with_command(result.hint, target.host.name))
             figures = self._load(deployment)
             with self._guard:
                 seen.figures = figures

@@ -39,6 +39,7 @@ __all__ = [
     "figure_results",
     "new_failures",
     "trend",
+    "with_command",
 ]
 
 RUNS = 14
@@ -468,7 +469,7 @@ def _sentence(figure: Figure, change: Change) -> str:
     assert figure.value is not None
     text = f"{figure.name} {_number(figure.value)} {figure.unit}"
     if change.median is None:
-        return f"{text}, no earlier run"
+        return f"{text}, no earlier {'load' if figure.name in _OF_A_LOAD else 'run'}"
     text += f" against {_number(change.median)}, the median of {count(change.runs, 'run')}"
     if change.judgement is Judgement.TOO_FEW:
         return f"{text}, too few to judge by"
@@ -501,6 +502,13 @@ def _prints(target: TargetReport) -> dict[str, Mapping[str, Any]]:
         for item in diagnosis.get("diagnoses", ())
         if item.get("fingerprint")
     }
+
+
+def with_command(remedy: str, host: str) -> str:
+    """A remedy with something to type: most of those that the signatures give have a command, some are prose alone. Pure."""
+    if "ddtree-ops " in remedy:
+        return remedy
+    return "; ".join(part for part in (remedy, f"ddtree-ops diagnose {host}") if part)
 
 
 def new_failures(now: TargetReport, past: Past) -> CheckResult:
@@ -552,7 +560,7 @@ def new_failures(now: TargetReport, past: Past) -> CheckResult:
             for item in telling[:_SHOWN]
             for line in list(item.get("evidence", ()))[:1]
         ),
-        hint=str(telling[0].get("remedy") or f"ddtree-ops diagnose {host}")
+        hint=with_command(str(telling[0].get("remedy") or ""), now.host)
         if verdict is not Verdict.PASS
         else "",
     )

@@ -6,7 +6,7 @@ and is masked in every message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ddtree_ops.wording import count
 if TYPE_CHECKING:
     import httpx
 
+    from ddtree_ops.results import CheckResult
     from ddtree_ops.runreport import RunReport
 
 __all__ = ["Sent", "post", "summary", "webhook_url"]
@@ -28,6 +29,8 @@ _TIMEOUT = 10.0
 _ATTEMPTS = 5
 _LONGEST_WAIT = 20.0
 _SHOWN = 20
+_TOLD = 3
+"""Results of a target that ``text`` names, beside what its journal was found to say."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,7 @@ def summary(report: RunReport, code: ExitCode) -> dict[str, Any]:
                 "errors": errors,
             }
         )
-        worst = errors or [f"{one['check']}: {one['summary']}" for one in found]
-        lines.append(f"{redact(target.target)} {target.verdict.value}" + (f": {worst[0]}" if worst else ""))
+        lines += _lines(f"{redact(target.target)} {target.verdict.value}", errors, troubled)
     return {
         "schema": 1,
         "command": redact(report.command),
@@ -131,6 +133,18 @@ def summary(report: RunReport, code: ExitCode) -> dict[str, Any]:
         "targets": targets,
         "text": "\n".join(lines),
     }
+
+
+def _lines(head: str, errors: Sequence[str], troubled: Sequence[CheckResult]) -> list[str]:
+    """A target in the text: why it crashed before what came of it, then errors and the first results that did not pass."""
+    failed = [check for check in troubled if check.verdict is Verdict.FAIL]
+    causes = {check.summary: check for check in failed if check.facts.get("signatures")}
+    others = [check for check in troubled if check.summary not in causes]
+    told = [*errors, *(redact(f"{check.name}: {check.summary}") for check in (*causes.values(), *others))]
+    shown = told[: len(errors) + len(causes) + _TOLD]
+    if len(told) > len(shown):
+        shown.append(f"{len(told) - len(shown)} more in the report")
+    return [head + (f": {shown[0]}" if shown else ""), *(f"  {line}" for line in shown[1:])]
 
 
 def post(

@@ -23,6 +23,7 @@ from ddtree_ops.report.points import (
 )
 from ddtree_ops.report.progress import duration
 from ddtree_ops.report.svg import Bar, Series, bars, columns, lines, waterfall
+from ddtree_ops.report.typed import commands_in
 from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.runreport import RunReport, TargetReport, figures_named
 from ddtree_ops.wording import count, moment_of
@@ -174,7 +175,7 @@ def _check(check: CheckResult) -> str:
     name = f"{badge(check.verdict.value)}<code>{escape(check.name)}</code>"
     inner = "".join(_evidence(item.source, item.text, item.line, item.time) for item in check.evidence)
     inner += _pairs(check.facts)
-    hint = f"<p>next: <code>{escape(check.hint)}</code></p>" if check.hint else ""
+    hint = f"<p>next: {_next(check.hint)}</p>" if check.hint else ""
     if check.verdict not in _OPEN:
         inner = (hint if check.verdict is Verdict.SKIPPED else "") + inner
         line = f"{name}<span>{escape(check.summary)}</span>{seconds}"
@@ -185,6 +186,15 @@ def _check(check: CheckResult) -> str:
     more = f"<details open><summary>{escape(what)}</summary>{inner}</details>" if inner else ""
     top = f'<div class="top">{name}{seconds}</div>'
     return f'<div class="check card">{top}<p>{escape(check.summary)}</p>{hint}{more}</div>'
+
+
+def _next(hint: str) -> str:
+    """What to do next, its commands as code."""
+    parts, at = [], 0
+    for start, command in commands_in(hint):
+        parts += [escape(hint[at:start]), f"<code>{escape(command)}</code>"]
+        at = start + len(command)
+    return "".join((*parts, escape(hint[at:])))
 
 
 def _evidence(source: str, text: str, line: int | None, time: str) -> str:
@@ -205,7 +215,7 @@ def _diagnosis(item: Mapping[str, Any]) -> str:
         )
         parts.append(f"<p>{escape(str(found.get('explanation', '')))}</p>")
         if found.get("remedy"):
-            parts.append(f"<p>remedy: {escape(str(found['remedy']))}</p>")
+            parts.append(f"<p>remedy: {_next(str(found['remedy']))}</p>")
         rows = [
             f"{each.get('line')}: {each.get('text')}"
             for each in found.get("evidence") or ()
@@ -291,7 +301,7 @@ def _speedups(points: Sequence[Point]) -> str:
     charts = []
     for load in _loads_of(points):
         found = [
-            Bar(point.setup, max(value, 0.0), "slower" if value < 1 else "", _MODES.get(point.mode, 3))
+            Bar(point.setup, max(value, 0.0), colour=_MODES.get(point.mode, 3))
             for point, value in known
             if point.concurrency == load and point.mode != "baseline"
         ]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ddtree_ops.report.clean import clean
 from ddtree_ops.report.points import Point, columns_of, in_order, labels_text, points_of, shown
+from ddtree_ops.report.typed import commands_in
 from ddtree_ops.results import Verdict
 from ddtree_ops.runreport import RunReport, TargetReport
 
@@ -28,13 +29,6 @@ _ROWS = 200
 POINT_COLUMNS = ("speedup", "output_rate", "ttft_median", "tpot_median", "accept_length", "failed_requests")
 
 
-_COMMAND = re.compile(
-    r"\b(?:ddtree-ops|systemctl|journalctl|sudo|ssh|nvidia-smi)(?: (?!(?:and|or|then|on|to|which|where|for|shows|says|lists|"
-    r"tells|gives|names|reads|with|again|until|once|after|before|that|is|does|has|of|wrote|first)\b)[^\s`|,;()]+(?:,[^\s`|,;()]+)*)+"
-)
-"""A command within a sentence: up to a comma, a bracket, or a word that goes on with the sentence."""
-
-
 def _text(text: str, widest: int = _WIDEST) -> str:
     """Text in one line that Markdown shows as it is, within a table too."""
     short = text if len(text) <= widest else f"{text[:widest].rstrip()} ..."
@@ -49,13 +43,12 @@ def _code(text: str) -> str:
 def _next(hint: str) -> str:
     """What to do next: its commands as code and whole, the rest as text, cut where it is long."""
     parts, at, room = [], 0, _CELL
-    for found in _COMMAND.finditer(hint):
-        command = found[0].partition(": ")[0].rstrip(".:")
-        between = hint[at : found.start()]
+    for start, command in commands_in(hint):
+        between = hint[at:start]
         if len(between) > room:
             break
         parts += [_within(between), _code(command)]
-        at = found.start() + len(command)
+        at = start + len(command)
         room -= len(between) + len(command)
     rest = hint[at:]
     return "".join((*parts, _within(rest, max(room, 0)))).strip()

@@ -86,6 +86,7 @@ def bars(title: str, found: Sequence[Bar], unit: str, *, top: float = 0.0, mark:
     right = max((len(word) for word in words), default=0) * _BOLD + 10
     room = max(WIDTH - left - right, 60.0)
     scale = room / (top or nice_ceiling(max((bar.value for bar in found), default=0.0)))
+    crossed = 0.0 if mark is None else min(mark * scale, room)
     shapes, letters = [], []
     bottom = len(found) * _ROW + 4
     for place, (bar, word) in enumerate(zip(found, words, strict=True)):
@@ -95,9 +96,10 @@ def bars(title: str, found: Sequence[Bar], unit: str, *, top: float = 0.0, mark:
             f'<rect x="{left:.1f}" y="{y + 2}" width="{width:.1f}" height="{_ROW - 8}" rx="2" class="s{bar.colour}"/>'
         )
         letters.append(_text(left - 6, y + 14, _cut(bar.label, int((left - 6) / _LETTER)), "end"))
-        letters.append(_text(left + width + 6, y + 14, word, kind="value"))
+        clear = max(width, crossed) if width + len(word) * _BOLD + 10 > crossed else width
+        letters.append(_text(left + clear + 6, y + 14, word, kind="value"))
     if mark is not None:
-        x = left + min(mark * scale, room)
+        x = left + crossed
         shapes.append(_line(x, 2, x, bottom, "mark"))
     parts = [*shapes, _line(left, 2, left, bottom, "axis"), *letters]
     said = "; ".join(f"{bar.label} {word}" for bar, word in zip(found, words, strict=True))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterator
 
-__all__ = ["remember_inventory", "typed"]
+__all__ = ["commands_in", "remember_inventory", "typed"]
 
 _COMMANDS = [
     "apply",
@@ -39,6 +40,11 @@ _COMMANDS = [
     "wait",
 ]
 _COMMAND = re.compile(rf"\bddtree-ops (?=(?:{'|'.join(_COMMANDS)}|patch check)\b)(?![^;\n]* -i )")
+_ANY_COMMAND = (
+    r"\b(?:ddtree-ops|systemctl|journalctl|sudo|ssh|nvidia-smi)(?: (?!(?:and|or|then|on|to|which|where|for|shows|says|lists|"
+    r"tells|gives|names|reads|with|again|until|once|after|before|that|is|does|has|of|wrote|first)\b)[^\s`|,;()]+(?:,[^\s`|,;()]+)*)+"
+)
+"""A command within a sentence: up to a comma, a bracket, or a word that goes on with the sentence. Compiled when it is needed."""
 _given: list[str] = []
 _VARIABLE = "DDTREE_OPS_INVENTORY"
 
@@ -58,3 +64,9 @@ def typed(text: str, *, elsewhere: bool = False) -> str:
         return text
     words = f"ddtree-ops -i {shlex.quote(given[0])} "
     return _COMMAND.sub(lambda match: words, text)
+
+
+def commands_in(text: str) -> Iterator[tuple[int, str]]:
+    """The commands within a sentence, each with the place where it begins. Pure."""
+    for found in re.finditer(_ANY_COMMAND, text):
+        yield found.start(), found[0].partition(": ")[0].rstrip(".:")

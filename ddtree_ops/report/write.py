@@ -7,6 +7,7 @@ the new one. A report may be written again and again while a run goes on.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +20,20 @@ from ddtree_ops.runreport import SCHEMA, RunReport
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["REPORT", "json_text", "read_report", "write_file", "write_report"]
+__all__ = ["REPORT", "json_text", "own_folder", "read_report", "write_file", "write_report"]
 
 REPORT = "report.json"
 """Name of the JSON document: the others are drawn from what it holds."""
 _SHOWN = 5
+_KEPT = 60
+
+
+def own_folder(reports: Path, id: str, *, prefix: str = "") -> Path:
+    """Where a run keeps its report that was given no place; of those there with the same ``prefix`` the newest sixty stay."""
+    old = sorted(path for path in reports.glob(f"{prefix}????????T??????Z-*") if path.is_dir())
+    for path in old[: max(0, len(old) - _KEPT + 1)]:
+        shutil.rmtree(path, ignore_errors=True)
+    return reports / f"{prefix}{id}"
 
 
 def json_text(report: RunReport) -> str:

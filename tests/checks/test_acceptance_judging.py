@@ -195,6 +195,7 @@ def rendering(host: Host, tokens: int = 3, **service: Any) -> Any:
     given = {"venv": "/venv", "model": "/models/m", "args": {}, "user": None, **service}
     engine = SimpleNamespace(chat=lambda *_, **__: SimpleNamespace(prompt_tokens=tokens))
     return SimpleNamespace(
+        say=lambda *_: None,
         session=host,
         shared={},
         engine=engine,

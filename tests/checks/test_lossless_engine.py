@@ -19,7 +19,7 @@ from ddtree_ops.checks.validation.base import Context, Settings
 from ddtree_ops.checks.validation.golden import load, record
 from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, Lossless, lossless
 from ddtree_ops.errors import CheckFailed
-from ddtree_ops.inventory.models import Health, Target
+from ddtree_ops.inventory.models import Baseline, Health, Target
 from ddtree_ops.remote.session import Session
 from ddtree_ops.results import CheckResult, Figure, Verdict
 from ddtree_ops.service.control import UnitControl
@@ -139,9 +139,14 @@ def test_a_pair_of_engines(start_engine: Callable[..., Any], local_session: Sess
         with EngineClient(local_session, speculating) as engine:
             yield engine
 
-    no_baseline = compare(**{BASELINE: wrong_one})
-    assert no_baseline.verdict is not PASS
-    assert "DDTREE" in no_baseline.summary
+    service = speculating.service.model_copy(update={"baseline": Baseline(service="plain", host="box2")})
+    named = speculating.model_copy(update={"service": service})
+    no_baseline = run(lossless, Lossless(**FEW), target=named, shared={BASELINE: wrong_one})
+    assert no_baseline.verdict is INCONCLUSIVE
+    assert no_baseline.summary.startswith(
+        "no answers of the baseline plain on box2: the server runs with DDTREE"
+    )
+    assert no_baseline.hint.endswith("; ddtree-ops status box2")
     assert compare(**{GOLDEN: str(tmp_path / "none.json")}).verdict is INCONCLUSIVE
     assert compare(nothing=1).verdict is SKIPPED
     assert run(lossless, Lossless(), target=alone, shared={GOLDEN: str(golden)}).verdict is SKIPPED

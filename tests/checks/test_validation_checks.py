@@ -28,6 +28,8 @@ from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.state import UnitState
 
 CONTEXT = 8192
+RUN = "a1" * 16
+"""Invocation that is tested; ``current`` would be another one by the time somebody reads the report."""
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Bench:
                     quality=quality,
                     nonce=f"Note {name} {faults}",
                     name=name,
-                    shared={ASKED: True, MEMORY: settings.pop("samples", [])},
+                    shared={ASKED: ["chat"], MEMORY: settings.pop("samples", [])},
                 )
                 return spec.run(ctx, spec.settings(**settings))
         except EngineError as error:
@@ -124,7 +126,10 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
     ("prefix-hit", {}),
     ("flush", {}),
     ("burst", {}),
-    ("endurance", ENDURANCE),
+    (
+        "endurance",
+        {**ENDURANCE, "least_share": 0.01},
+    ),  # what else this machine does is no fault of the engine
     ("over-long", {}),
     ("memory", {"samples": [100 << 20, 101 << 20]}),
 ]
@@ -193,7 +198,7 @@ def test_a_broken_engine_fails(
 
 
 FATAL = [
-    ("burst", "crash-on-batch", "disconnect", {}),
+    ("burst", "crash-on-batch", "disconnect|refused", {}),
     ("abort", "crash-on-abort", "disconnect|refused|timeout", {}),
 ]
 
@@ -298,7 +303,7 @@ def scripted(engine: Scripted, *, context: int = 262144, timeout: float = 90.0) 
         engine=engine,  # type: ignore[arg-type]
         model=Model("m", context),
         info=ServerInfo("", None, None, None, None),
-        unit=nothing,
+        unit=UnitState.parse({"LoadState": "loaded", "ActiveState": "active", "InvocationID": RUN}),
         control=nothing,
         report=lambda event: None,
         timeout=timeout,
@@ -311,8 +316,8 @@ def scripted(engine: Scripted, *, context: int = 262144, timeout: float = 90.0) 
     [
         (Verdict.PASS, "", ""),
         (Verdict.SKIPPED, "why", "why"),
-        (Verdict.FAIL, "", "ddtree-ops logs one --invocation current"),
-        (Verdict.INCONCLUSIVE, "is it?", "is it?; ddtree-ops logs one --invocation current"),
+        (Verdict.FAIL, "", f"ddtree-ops logs one --invocation {RUN}"),
+        (Verdict.INCONCLUSIVE, "is it?", f"is it?; ddtree-ops logs one --invocation {RUN}"),
         (Verdict.FAIL, "ddtree-ops wait one", "ddtree-ops wait one"),
     ],
 )

@@ -302,7 +302,7 @@ def test_a_load_that_says_nothing_is_no_idle_engine(
     recorded: Recorded, local_session: Session, status: int, answer: bytes
 ) -> None:
     with recorded({"/get_load": (status, answer)}) as target, EngineClient(local_session, target) as engine:
-        found = memory(context(local_session, target, engine, shared={ASKED: True}), Memory())
+        found = memory(context(local_session, target, engine, shared={ASKED: ["chat"]}), Memory())
     assert found.verdict is Verdict.INCONCLUSIVE
 
 
@@ -370,7 +370,7 @@ def test_the_others_are_asked_after_a_check_that_broke(
     recorded: Recorded, local_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = UnitState.parse({"LoadState": "loaded", "ActiveState": "active"})
-    monkeypatch.setattr(run, "changed_within", lambda *_: (None, unit))
+    monkeypatch.setattr(run, "hold_unit", lambda *_: (None, unit, 1))
     monkeypatch.setattr(run, "host_memory", lambda *_: None)
 
     def sound(name: str) -> Planned:

@@ -11,6 +11,7 @@ import pytest
 from ddtree_ops.checks.engine import Chat, Generation, Load, Streamed
 from ddtree_ops.checks.validation import judging
 from ddtree_ops.checks.validation.judging import Hit, Judgement, Paced, Refusal
+from ddtree_ops.checks.validation.standing import own_doing
 from ddtree_ops.results import Verdict
 
 PASS, FAIL, UNKNOWN, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.SKIPPED
@@ -453,7 +454,7 @@ LONG = "The input (2013 tokens) is longer than the model's context length (512 t
 @pytest.mark.parametrize(
     ("status", "message", "verdict", "words"),
     [
-        (400, LONG, PASS, "refused with 400: The input (2013 tokens)"),
+        (400, LONG, PASS, "context length (512 tokens); 0.5.11 never takes it off its count"),
         (400, "no", FAIL, "in other words"),
         (200, "fine", FAIL, "longer than the context of 512 tokens was answered with 200"),
         (500, "Internal Server Error", FAIL, "answered with 500"),
@@ -595,3 +596,15 @@ def test_a_judgement_is_never_a_pass_without_data() -> None:
     assert not judging.judge_pace([], [], least_share=0.5).ok
     assert not replace(judging.judge_memory([], allowed=1)).ok
     assert json.dumps(judging.judge_idle([], patience=1).summary)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "said"),
+    [
+        (["req-unsupported"], ["chat", "refusals"], True),
+        (["req-unsupported"], ["chat"], False),
+        (["illegal-access"], ["refusals"], False),
+    ],
+)
+def test_what_the_run_itself_provoked_is_told_as_that(found: list[str], asked: list[str], said: bool) -> None:
+    assert bool(own_doing(found, asked)) is said

@@ -59,6 +59,11 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         ("schema: 1\nchecks:\n  - garbage: {prompts: [quiksort]}", 3, "there is no prompt 'quiksort'"),
         ("schema: 1\nchecks:\n  - stop\n  - stop", 4, "stands here twice"),
         ("schema: 1\nchecks:\n  - [stop]", 3, "no check; write"),
+        (
+            "schema: 1\nchecks:\n  - stop:\n    burst:",
+            3,
+            "more than one key: begin each check with its own dash",
+        ),
         ("schema: 1\nsteps: [stop]", 1, "checks"),
     ],
 )

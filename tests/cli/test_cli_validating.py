@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddtree_ops.checks.validation import run
+from ddtree_ops.checks.validation import golden, run
 from ddtree_ops.checks.validation.run import Validation
 from ddtree_ops.cli import validating
 from ddtree_ops.report.write import read_report
@@ -71,8 +72,14 @@ def test_checks_and_suites_are_listed(command: Callable[..., Any]) -> None:
     checks = {check["name"]: check for check in document["checks"]}
     assert checks["steady"]["standing"]
     assert checks["burst"]["settings"]["widths"] == [8, 16]
-    quick = json.loads(command("validate", "--list", "--suite", "quick", "--json").out)
-    assert {"burst", "steady"} <= {check["name"] for check in quick["checks"]} < set(checks)
+    assert "              in quick: widths: [8], alone: 4\n" in ended.out, (
+        "what a suite sets otherwise is told"
+    )
+    one = json.loads(command("validate", "--list", "--suite", "quick", "--json").out)
+    quick = {check["name"]: check for check in one["checks"]}
+    assert {"burst", "steady"} <= quick.keys() < checks.keys()
+    assert quick["burst"]["settings"]["widths"] == [8], "with a suite, its settings"
+    assert "settings: widths: [8], " in command("validate", "--list", "--suite", "quick").out
 
 
 def test_hosts_that_are_not_reached_are_no_pass(command: Callable[..., Any], tmp_path: Path) -> None:
@@ -105,6 +112,19 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
     assert "cannot be written" in ended.err
     assert "nothing was contacted" in ended.err
     assert "connect" not in ended.err.replace("nothing was contacted", "")
+
+
+def test_a_recording_says_that_it_goes_on_and_what_it_wrote(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validating, "masked_session", lambda target: nullcontext())
+    monkeypatch.setattr(run, "open_context", lambda *_, **__: nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(golden, "record", lambda ctx, path: SimpleNamespace(prompts=("a", "b")))
+    ended = command("validate", "one", "--record", "golden.json")
+    assert (ended.code, ended.out) == (0, "")
+    begun, done = ended.err.splitlines()
+    assert begun.endswith("one validate: ... what it writes alone is recorded")
+    assert "one validate: ok 2 prompts, each answered three times, in golden.json" in done
 
 
 @pytest.fixture

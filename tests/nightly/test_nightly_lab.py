@@ -76,17 +76,19 @@ class Nights:
 
 
 @pytest.fixture(scope="module")
-def nights(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Nights:
+def nights(lab: Any, plant: Any, tmp_path_factory: pytest.TempPathFactory) -> Nights:
     root = tmp_path_factory.mktemp("nights")
     data = yaml.safe_load(lab.inventory.read_text())
     data["services"][SERVICE]["environment"] = {"LAB_LOAD_SECONDS": "0.3", "LAB_FAULTS_FILE": FAULTS}
     data["defaults"]["service"]["health"]["window"] = "0.3s"
+    data["defaults"]["service"]["rollback"] = {"lease": "60s", "grace": "60s"}
     (root / "night.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
     (root / "suite.yaml").write_text(yaml.safe_dump(SUITE))
     playbook = root / "playbook.yaml"
     playbook.write_text(yaml.safe_dump(PLAYBOOK).replace("SUITE", str(root / "suite.yaml")))
     for host in ("ct200", "b300"):
         lab.reset(host)
+        plant(lab.hosts[host])
     return Nights(lab, root, playbook)
 
 
@@ -188,6 +190,8 @@ def test_what_became_worse_and_what_is_new_is_named(
     evidence = [Path(str(target.facts["evidence"])) for target in faulty.targets]
     assert all((folder / "journal.jsonl").is_file() for folder in evidence)
     (sent,) = told
+    assert f"b300 fail: journal: {crashed['journal'].summary}\n" in sent["text"]
+    assert "ddtree-ops " in crashed["journal"].hint
     assert (sent["verdict"], sent["exit_code"], sent["id"]) == ("fail", 5, faulty.id)
     assert "s3cret-t0ken" not in done.stdout + done.stderr
     assert "::error" in done.stdout

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddtree_ops.checks.engine import EngineClient
 from ddtree_ops.checks.validation.acceptance import HISTORY
 from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN
+from ddtree_ops.checks.validation.run import Validation
 from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.drift import DriftReport, Finding, Severity
 from ddtree_ops.errors import (
@@ -28,7 +29,7 @@ from ddtree_ops.errors import (
     UnreachableError,
     UsageError,
 )
-from ddtree_ops.inventory.models import Baseline, Host, Inventory, RuntimeSpec, Service, Target
+from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.playbook import nightly
 from ddtree_ops.playbook.models import Bench, Deploy, Journal, Plain, Playbook, Step, Trend, Validate
 from ddtree_ops.playbook.nightly import (
@@ -135,7 +136,8 @@ def test_all_steps_on_all_hosts_and_a_line_in_the_history_of_each(desk: Desk) ->
     assert [kind for host, kind in desk.done if host == "a"] == kinds
     assert report.options["steps"] == kinds
     assert desk.history("a") == desk.history("b") == [f"{report.id}.json"]
-    assert [event.host for event in desk.events if event.phase == RUN_END] == ["a", "b"]
+    ends = [(event.host, event.message) for event in desk.events if event.phase == RUN_END]
+    assert ends == [("a", "pass"), ("b", "pass")]
 
 
 def test_a_report_is_kept_after_every_step_and_is_whole_only_at_the_end(desk: Desk) -> None:
@@ -164,6 +166,11 @@ def test_what_fails_on_one_host_ends_neither_its_steps_nor_the_others(desk: Desk
         "journal.it": "pass",
         "trend.it": "pass",
     }
+    assert [event.message for event in desk.events if event.phase == RUN_END] == [
+        "fail: drift.it, validate",
+        "fail",
+        "pass",
+    ]
     failed = next(one for one in report.targets[0].checks if one.name == "validate")
     assert (failed.facts["exit_code"], failed.evidence[0].text) == (3, "last seen: loading")
     assert failed.hint
@@ -287,25 +294,17 @@ def test_where_the_journal_is_read_from() -> None:
     assert journal_since(newest + day, newest, 86400.0) == (newest - day, True)
 
 
+def _looked(night: Any, deployment: Any, **more: Any) -> None:
+    """In the place of a look at the host: the run ``i1`` serves there."""
+    deployment.observed = SimpleNamespace(state=SimpleNamespace(invocation_id="i1"))
+    night.seen[nightly._key(deployment.target)].facts["invocation"] = "i1"
+
+
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """What a nightly hands to the checks of the first host."""
-    target, plain = _targets(tmp_path, "box1 box2")
-    told = Baseline(service="s", host="box2")
-    target = target.model_copy(update={"service": target.service.model_copy(update={"baseline": told})})
-    known = Inventory(
-        path="lab.yaml",
-        hosts={one.host.name: one.host for one in (target, plain)},
-        runtimes={"r": target.runtime},
-    )
+    """What a nightly hands to the checks of a host."""
 
-    def connect(target: Target) -> Session:
-        connected.append(target.host.name)
-        return connect_local(target.host.name)
-
-    connected: list[str] = []
-
-    def handed(step: Validate, wishes: Wishes | None = None, *, knows: bool = True) -> dict[str, Any]:
+    def handed(step: Validate, wishes: Wishes | None = None, **more: Any) -> dict[str, Any]:
         given: list[dict[str, Any]] = []
 
         def asked(session: Any, target: Target, plan: Any, **more: Any) -> Any:
@@ -313,7 +312,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
             raise Inconclusive("not asked any more")
 
         monkeypatch.setattr("ddtree_ops.checks.validation.run.validate", asked)
-        monkeypatch.setattr(nightly._Night, "_facts", lambda self, deployment: None)
+        monkeypatch.setattr(nightly._Night, "_facts", _looked)
         monkeypatch.setattr(
             nightly,
             "accept_lengths",
@@ -323,33 +322,88 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
         )
         run_nightly(
             Playbook(name="n", steps=(step,)),
-            [target],
+            _targets(tmp_path, "box1"),
             store=Store(tmp_path / "history", "lab"),
-            connect=connect,
+            connect=lambda target: connect_local(target.host.name),
             report=lambda event: None,
             keep=lambda report: None,
             wishes=wishes,
-            known=known if knows else None,
+            **more,
         )
-        return {**given[0], "connected": connected}
+        return given[0]
 
     return handed
 
 
 def test_the_checks_get_baseline_golden_file_and_history(shared: Callable[..., dict[str, Any]]) -> None:
-    first = shared(Validate(checks=("lossless",), golden="step.json"))
-    assert callable(first[BASELINE])
+    step = Validate(checks=("lossless",), golden="step.json")
+    first = shared(step, baseline=lambda target: f"that of {target.name}")
+    assert first[BASELINE] == "that of box1"
     assert first[GOLDEN] == "step.json"
     assert [one.value for one in first[HISTORY]] == [4.0]
-    assert first["connected"] == ["box1"]  # the other one by the check alone
-    with first[BASELINE]() as engine:
-        assert isinstance(engine, EngineClient)
-    assert first["connected"] == ["box1", "box2"]
-    again = shared(Validate(checks=("lossless",), golden="step.json"), Wishes(golden="own.json"))
+    again = shared(step, Wishes(golden="own.json"))
     assert again[GOLDEN] == "own.json"
     assert [one.value for one in again[HISTORY]] == [5.0]
-    alone = shared(Validate(checks=("lossless",)), knows=False)
-    assert {BASELINE, GOLDEN} & alone.keys() == set()
+    alone = shared(Validate(checks=("lossless",)))
+    assert not alone[BASELINE]
+    assert not alone[GOLDEN]
+
+
+UNSEEN = Finding(
+    "run.unvalidated", Severity.WARN, "a run that was seen to work", "nobody has", "ddtree-ops deploy a"
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "invocation", "drift", "code"),
+    [
+        ({"stop": Verdict.PASS, "steady": Verdict.PASS}, "i1", "skipped", ExitCode.OK),
+        ({"stop": Verdict.PASS, "steady": Verdict.PASS}, "i2", "fail", ExitCode.CHECK_FAILED),
+        ({"stop": Verdict.SKIPPED, "steady": Verdict.PASS}, "i1", "fail", ExitCode.CHECK_FAILED),
+        ({"stop": Verdict.PASS, "steady": Verdict.INCONCLUSIVE}, "i1", "fail", ExitCode.CHECK_FAILED),
+        ({"stop": Verdict.FAIL, "steady": Verdict.PASS}, "i1", "fail", ExitCode.CHECK_FAILED),
+    ],
+)
+def test_a_run_that_nobody_has_seen_work_is_a_note_where_this_night_has(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: dict[str, Verdict],
+    invocation: str,
+    drift: str,
+    code: ExitCode,
+) -> None:
+    def validated(session: Any, target: Target, plan: Any, *, on_result: Any, **more: Any) -> Validation:
+        results = tuple(CheckResult(name, verdict, "said", hint="look") for name, verdict in found.items())
+        for result in results:
+            on_result(result)
+        return Validation(results, {"invocation": invocation})
+
+    def looked(night: Any, deployment: Deployment, **more: Any) -> None:
+        _looked(night, deployment)
+        seen.append(deployment)
+
+    seen: list[Deployment] = []
+    kept: list[RunReport] = []
+    report = DriftReport("a", "t.service", "a" * 64, True, (UNSEEN,), files=3)
+    monkeypatch.setattr("ddtree_ops.deploy.drift.find_drift", lambda *_, **__: report)
+    monkeypatch.setattr("ddtree_ops.checks.validation.run.validate", validated)
+    monkeypatch.setattr(nightly._Night, "_facts", looked)
+    whole, ended = run_nightly(
+        Playbook(name="n", steps=(Plain(kind="drift"), Validate(checks=("stop",)))),
+        _targets(tmp_path, "a"),
+        store=Store(tmp_path / "history", "lab"),
+        connect=lambda target: connect_local(target.host.name),
+        report=lambda event: None,
+        keep=kept.append,
+    )
+    name = "drift.run.unvalidated"
+    assert (checks(whole, "a")[name], ended) == (drift, code)
+    (told,) = [check for check in whole.targets[0].checks if check.name == name]
+    assert ("this nightly's validate passed" in told.summary) is (drift == "skipped")
+    before = next(one for one in kept if name in checks(one, "a"))
+    assert checks(before, "a")[name] == "skipped"
+    assert before.verdict is Verdict.INCONCLUSIVE
+    assert seen[-1].invocation == "i1", "on_failure keeps and explains the run that was asked"
 
 
 def test_parts() -> None:
@@ -374,6 +428,9 @@ def test_drift_as_results() -> None:
     assert found == {"drift.release.files": "fail", "drift.release.other": "fail"}
     found = {one.name: one.verdict.value for one in drift_results(report, mended=True)}
     assert found == {"drift.release.files": "fail", "drift.release.other": "skipped"}
+    unseen = DriftReport("h", "u", "a" * 64, True, (*findings[:1], UNSEEN), files=3)
+    last = [drift_results(unseen, mended=False, validated=known)[-1].verdict.value for known in (False, True)]
+    assert last == ["fail", "skipped"]
     expected = drift_results(DriftReport("h", "u", "a" * 64, True, findings[1:], files=3), mended=True)
     assert [one.verdict.value for one in expected] == ["pass", "skipped"]
     (none,) = drift_results(DriftReport("h", "u", None, False), mended=False)

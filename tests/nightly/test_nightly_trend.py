@@ -23,6 +23,7 @@ from ddtree_ops.playbook.trend import (
     figure_results,
     new_failures,
     trend,
+    with_command,
 )
 from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.runreport import TargetReport
@@ -63,6 +64,7 @@ def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
         ("ttft", (0.1, 0.1, 0.1, 0.1, 0.1), 0.05, "pass", "better than before"),
         ("accept_length", STEADY[:4], 1.0, "skipped", "not compared yet: accept_length 1 x against 4.21, the median of 4 runs, too few"),
         ("accept_length", (), 1.0, "skipped", "not compared yet: accept_length 1 x, no earlier run"),
+        ("ready", (), 9.0, "skipped", "not compared yet: ready 9 x, no earlier load"),
         # one odd night does not move the median
         ("accept_length", (*STEADY, 1.0), 4.2, "pass", "as before"),
     ],
@@ -372,6 +374,13 @@ def test_new_failures(target: Make, run: Make, earlier: Any, now: Any, verdict: 
     result = new_failures(diagnosed(target(), *now), Past(tuple(nights)))
     assert result.verdict.value == verdict
     assert result.summary.startswith(words)
+    bad = result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)
+    assert result.hint == ("mend it; ddtree-ops diagnose h" if bad else "")
+
+
+def test_a_remedy_has_something_to_type() -> None:
+    assert with_command("", "h") == "ddtree-ops diagnose h"
+    assert with_command("take less: ddtree-ops deploy h", "h") == "take less: ddtree-ops deploy h"
 
 
 def test_runs_that_read_no_journal_know_no_failures(target: Make, run: Make) -> None:

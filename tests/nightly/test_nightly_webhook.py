@@ -191,8 +191,41 @@ def test_what_is_said() -> None:
     assert lines[0] == "ddtree-ops nightly fail: 3 targets"
     assert lines[1] == "a pass"
     assert lines[2] == f"b fail: garbage: says !!!! with --api-key={MASK}"
-    assert lines[3] == "c fail: c: connect: refused"
+    assert lines[3] == "  trend.ready: not known"
+    assert lines[4:] == ["c fail: c: connect: refused"]
     assert secret.reveal() not in json.dumps(said)
     part = summary(RunReport("nightly", "id-2", "x", targets=(good,)), ExitCode.INTERRUPTED)
     assert part["verdict"] == "inconclusive"
     assert part["text"].startswith("ddtree-ops nightly inconclusive: 1 target, not complete")
+
+
+def test_the_cause_of_a_crash_comes_before_what_came_of_it() -> None:
+    cause = {"signatures": ["cuda-oom"]}
+    checks = (
+        CheckResult("drift.unit.other", Verdict.FAIL, "another unit"),
+        CheckResult("acceptance", Verdict.INCONCLUSIVE, "no counts"),
+        CheckResult("burst", Verdict.FAIL, "the connection broke"),
+        CheckResult("steady", Verdict.FAIL, "another process"),
+        CheckResult("signatures", Verdict.FAIL, "cuda-oom on 8 ranks: out of memory", facts=cause),
+        CheckResult("journal", Verdict.FAIL, "cuda-oom on 8 ranks: out of memory", facts=cause),
+        CheckResult("trend.failures", Verdict.FAIL, "new fatal failure"),
+    )
+    target = TargetReport("b", "b", "s", checks=checks)
+    said = summary(RunReport("nightly", "id", "x", complete=True, targets=(target,)), ExitCode.CHECK_FAILED)
+    assert said["text"].splitlines()[1:] == [
+        "b fail: journal: cuda-oom on 8 ranks: out of memory",
+        "  drift.unit.other: another unit",
+        "  burst: the connection broke",
+        "  steady: another process",
+        "  2 more in the report",
+    ]
+
+
+def test_what_only_degrades_a_service_is_no_cause_of_a_failure() -> None:
+    checks = (
+        CheckResult("journal", Verdict.INCONCLUSIVE, "no graphs", facts={"signatures": ["no-graphs"]}),
+        CheckResult("garbage", Verdict.FAIL, "!!!!"),
+    )
+    target = TargetReport("b", "b", "s", checks=checks)
+    said = summary(RunReport("nightly", "id", "x", complete=True, targets=(target,)), ExitCode.CHECK_FAILED)
+    assert said["text"].splitlines()[1:] == ["b fail: garbage: !!!!", "  journal: no graphs"]

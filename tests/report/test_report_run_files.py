@@ -33,7 +33,7 @@ from ddtree_ops.report.compare import (
 from ddtree_ops.report.points import columns_of, in_order, points_of, shown
 from ddtree_ops.report.run_terminal import print_run
 from ddtree_ops.report.schema import report_schema
-from ddtree_ops.report.write import json_text, read_report, write_file, write_report
+from ddtree_ops.report.write import json_text, own_folder, read_report, write_file, write_report
 from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
 from ddtree_ops.runreport import RunReport, TargetReport
 
@@ -627,3 +627,15 @@ class TestOnATerminal:
         run = replace(partial_run(), targets=(target,))
         assert printed(print_run, run).startswith("h pass so far\n")
         assert printed(print_run, replace(run, complete=True)).startswith("h pass\n")
+
+
+def test_the_newest_sixty_reports_of_a_kind_stay(tmp_path: Path) -> None:
+    for number in range(61):
+        for prefix in ("", "validate-"):
+            (tmp_path / f"{prefix}20261130T01{number:02d}00Z-ab12").mkdir()
+    (tmp_path / "mine").mkdir()
+    assert own_folder(tmp_path, "new", prefix="validate-") == tmp_path / "validate-new"
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == 61 + 59 + 1, "no other kind, and nothing of the user's"
+    assert "validate-20261130T010000Z-ab12" not in left
+    assert "validate-20261130T016000Z-ab12" in left

@@ -142,6 +142,18 @@ def test_evidence_is_text_whatever_it_holds(pages: dict[str, Page]) -> None:
     assert "--api-key ******** --model-path /models/x" in pages["validate"].text
 
 
+def test_of_what_to_do_next_only_the_commands_are_code() -> None:
+    hint = "take less <memory>, then ddtree-ops deploy ct200; or look: ddtree-ops logs ct200 --stats"
+    check = CheckResult("journal", Verdict.FAIL, "out of memory", hint=hint)
+    page = html_report(
+        RunReport("nightly", "id", "x", targets=(TargetReport("a", "a", "s", checks=(check,)),))
+    )
+    assert (
+        "<p>next: take less &lt;memory&gt;, then <code>ddtree-ops deploy ct200</code>; or look: "
+        "<code>ddtree-ops logs ct200 --stats</code></p>"
+    ) in page
+
+
 def test_what_failed_comes_first_and_is_open(pages: dict[str, Page]) -> None:
     text = "\n".join(pages["validate"].text)
     places = [text.index(f"\n{name}\n") for name in ("garbage", "lossless", "chat", "tool-call")]
@@ -182,7 +194,7 @@ def test_charts_of_a_bench(pages: dict[str, Page]) -> None:
     ]
     assert sum(head.startswith("Acceptance, ") for head in heads) == 7
     assert sum(head.startswith("Load of ") for head in heads) == 8
-    assert labels[2].endswith("ddtree 32/4 1.47×; ddtree 32/8 0.743× slower")
+    assert labels[2].endswith("ddtree 32/4 1.47×; ddtree 32/8 0.743×")
     assert "baseline: 1 141, 8 630, 32 1710" in labels[3]
     assert "weights 312 s; kv-cache 2.1 s" in next(
         label for label in labels if label.startswith("Load of baseline")
@@ -269,6 +281,7 @@ class TestCharts:
 
     CHARTS = (
         bars("t", [Bar("a" * 80, 3.0, "n"), Bar("b", 0.0)], "×", mark=1.0),
+        bars("t", [Bar("low", 0.3), Bar("near", 0.97), Bar("high", 1.4)], "×", mark=1.0),
         bars("t", [], ""),
         bars("t", [Bar("tall", 1e12), Bar("low", 1e-12)], " tokens/s", top=1e12),
         waterfall("t", [Bar("a", 300.0), Bar("b", 0.001), Bar("c" * 60, 40.0)], "s"),
@@ -308,3 +321,12 @@ class TestCharts:
         alone = lines("t", ["1"], [Series("b", [1.0], 1)], "s", "x")
         assert 'class="line c2"' in alone
         assert 'class="line c1"' not in alone
+
+    def test_no_word_stands_on_the_line_of_what_it_is_compared_with(self) -> None:
+        root = ElementTree.fromstring(self.CHARTS[1])
+        (mark,) = [float(line.get("x1", "")) for line in root.iter("line") if line.get("class") == "mark"]
+        words = [text for text in root.iter("text") if text.get("class") == "value"]
+        for text in words:
+            left = float(text.get("x", ""))
+            assert not left - 2 < mark < left + 6.6 * len(text.text or ""), text.text
+        assert len(words) == 3

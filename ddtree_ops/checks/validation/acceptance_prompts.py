@@ -125,6 +125,7 @@ def render(ctx: Context, prompts: Sequence[Ask]) -> Rendered:
 
 
 def _render(ctx: Context, prompts: Sequence[Ask]) -> Rendered:
+    ctx.say("the host applies the model's chat template")
     found = _ids_on_host(ctx, [each.text for each in prompts])
     if isinstance(found, str):
         plain = tuple(Ask(each.name, each.kind, each.text, each.text) for each in prompts)

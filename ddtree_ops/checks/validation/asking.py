@@ -14,6 +14,7 @@ from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
 from ddtree_ops.secret import redact
 
 __all__ = [
+    "NONSENSE",
     "NO_THOUGHTS",
     "Answered",
     "answered",
@@ -44,6 +45,8 @@ _SENTENCES = (
     "The library bought a lamp for each reading desk after the letters about the gloom had reached it.",
     "Fishermen dry their nets behind the school, where children learn the knots before the alphabet.",
 )
+NONSENSE = "a model that talks nonsense, as the inventory (health.judge_text) or --no-quality says"
+"""Why a check of what a text means is skipped."""
 NO_THOUGHTS: Mapping[str, Any] = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
 """Field of a chat that asks the template for no thoughts; a template that knows neither word leaves them unread."""
 _THOUGHTS = 4096

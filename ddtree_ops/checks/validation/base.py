@@ -96,7 +96,8 @@ class Context:
     ) -> CheckResult:
         """The result of the check under way; what is no pass says what to type, the engine's words where nothing better is known."""
         if verdict in {Verdict.FAIL, Verdict.INCONCLUSIVE} and "ddtree-ops " not in hint:
-            look = f"ddtree-ops logs {self.target.name} --invocation current"
+            run = self.unit.invocation_id or "current"
+            look = f"ddtree-ops logs {self.target.name} --invocation {run}"
             hint = f"{hint}; {look}" if hint else look
         return CheckResult(
             self.name,

@@ -289,7 +289,7 @@ def measure(
             f"the server runs with {info.speculative_algorithm}: it is no baseline",
             host=host,
             state="nothing was recorded",
-            hint="deploy the same model without speculative: and name that service",
+            hint="as baseline: name a service that runs the same model without speculative:",
         )
     asks = list(prompts)
 
@@ -350,7 +350,7 @@ def record(
             f"{ctx.host} runs with {ctx.speculative}: a golden file is recorded from the target alone",
             host=ctx.host,
             state="nothing was recorded",
-            hint="deploy the same model without speculative: and record there",
+            hint="where the same model runs without speculation: ddtree-ops validate HOST --record FILE",
         )
     rendered = ready(ctx, pick_prompts(prompts))
     if rendered.note:

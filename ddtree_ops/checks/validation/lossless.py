@@ -155,10 +155,14 @@ def _baseline(ctx: Context, settings: Lossless) -> Golden | CheckResult:
         with_gaps(measured, ctx.host)
         return measured
     except (CheckFailed, UnreachableError) as error:
+        named = ctx.target.service.baseline
+        host = ctx.host if named is None or named.host is None else named.host
+        what = "the baseline" if named is None else f"the baseline {named.service} on {host}"
+        hint = error.hint or "does it run? Or record a file: ddtree-ops validate HOST --record FILE"
         return ctx.result(
             Verdict.INCONCLUSIVE,
-            f"no answers of the baseline: {error.message}",
-            hint=error.hint or "does the baseline service run? Or record a file: validate HOST --record FILE",
+            f"no answers of {what}: {error.message}",
+            hint=f"{hint}; ddtree-ops status {host}",
         )
 
 

@@ -53,7 +53,7 @@ def _prompt(index: int) -> str:
     )
 
 
-@check("burst", "8 and 16 requests at once are all answered", settings=Burst)
+@check("burst", "many requests at once are all answered, each with its own answer", settings=Burst)
 def burst(ctx: Context, settings: Burst) -> CheckResult:
     """Every width once; answers that differ from those of lone requests are counted."""
     tokens = fitting(ctx, settings.max_tokens)
@@ -121,7 +121,10 @@ def endurance(ctx: Context, settings: Endurance) -> CheckResult:
         at = time.monotonic() - begun
         answer = chat(ctx, _prompt(len(paced)), max_tokens=tokens, ignore_eos=True)
         paced.append(Paced(at, answer.seconds, answer.completion_tokens))
-        ctx.say(f"request {len(paced)}", min(1.0, len(paced) / settings.requests))
+        took = time.monotonic() - begun
+        ctx.say(
+            f"request {len(paced)} (at least {settings.requests}), {took:.0f} s (at least {settings.seconds:g})"
+        )
     loads.append(until_idle(ctx, _SETTLED_S)[-1])
     found = judge_pace(paced, health, least_share=settings.least_share, loads=loads)
     third = max(1, len(paced) // 3)

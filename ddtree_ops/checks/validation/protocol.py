@@ -11,6 +11,7 @@ from pydantic import Field
 from ddtree_ops.checks.engine import Load, message_of
 from ddtree_ops.checks.validation.asking import (
     NO_THOUGHTS,
+    NONSENSE,
     answered,
     capacity,
     chat,
@@ -89,7 +90,7 @@ class Abort(Settings):
     patience: Annotated[float, Field(gt=0)] = 5.0
 
 
-@check("short-limits", "max_tokens of 1, 2 and 3 gives exactly that many tokens", settings=Limits)
+@check("short-limits", "a small max_tokens gives exactly that many tokens", settings=Limits)
 def short_limits(ctx: Context, settings: Limits) -> CheckResult:
     """A verify step makes several tokens: what is beyond the limit must be cut."""
     judged, facts = [], {}
@@ -198,7 +199,7 @@ def tools(ctx: Context, settings: Stream) -> CheckResult:
     if not parser:
         return skipped(ctx, "the server runs without --tool-call-parser")
     if not ctx.quality:
-        return skipped(ctx, "a model that talks nonsense (--no-quality)")
+        return skipped(ctx, NONSENSE)
     question = "What is the weather in Paris now? Use the tool."
     answer = answered(ctx, question, max_tokens=max(512, settings.max_tokens), tools=[_TOOL]).chat
     found = judge_tool(answer, name="get_weather", argument="city")

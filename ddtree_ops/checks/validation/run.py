@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddtree_ops.checks.engine import EngineClient, EngineError, Load, Model, ServerInfo
+from ddtree_ops.checks.holding import hold_unit
 from ddtree_ops.checks.readiness import Readiness, Waiting
 from ddtree_ops.checks.validation.base import PHASE, Context
 from ddtree_ops.checks.validation.judging import judge_silence
-from ddtree_ops.checks.validation.standing import ASKED, DIAGNOSIS, MEMORY, changed_within, host_memory
+from ddtree_ops.checks.validation.standing import ASKED, DIAGNOSIS, MEMORY, host_memory
 from ddtree_ops.checks.validation.suites import Planned
 from ddtree_ops.diagnose.api import DiagnosisReport
 from ddtree_ops.errors import (
@@ -91,7 +92,7 @@ def validate(
 ) -> Validation:
     """Run ``plan`` (see :func:`~ddtree_ops.checks.validation.suites.pick`) against one target.
 
-    :param report: gets START, PROGRESS and DONE or FAIL of the phase ``validate``.
+    :param report: gets START, PROGRESS and the end of the phase ``validate``.
     :param quality: False: texts are checked for being there, not for sense; None: as the inventory says.
     :param timeout: seconds for one request; None: as the inventory says.
     :param shared: what the caller knows already, for :attr:`Context.shared` (a baseline, a golden file, history).
@@ -107,8 +108,7 @@ def validate(
     verdict = worst(result.verdict for result in run.results)
     failed = [result.name for result in run.results if result.verdict is Verdict.FAIL]
     message = f"{len(run.results)} checks: {verdict.value}" + (f" ({', '.join(failed)})" if failed else "")
-    kind = EventKind.FAIL if verdict is Verdict.FAIL else EventKind.DONE
-    report(Event(kind, target.name, PHASE, message, elapsed_s=time.monotonic() - begun))
+    report(Event(EventKind.end(verdict), target.name, PHASE, message, elapsed_s=time.monotonic() - begun))
     return Validation(tuple(run.results), run.facts, run.diagnosis)
 
 
@@ -353,7 +353,7 @@ class _Run:
                 self.skip(plan[index:], self.over)
                 return
             ctx.name = planned.name
-            ctx.shared[ASKED] = True
+            ctx.shared.setdefault(ASKED, []).append(planned.name)
             ctx.say(planned.spec.title, index / len(plan))
             begun = time.monotonic()
             result, error = _outcome(ctx, planned)
@@ -366,7 +366,7 @@ class _Run:
     ) -> CheckResult:
         """The result of a check, after a look at the unit: what a request failed of, and what is left."""
         patience = _DEATH_PATIENCE if error is not None and error.kind != "status" else 0.0
-        problem, unit = changed_within(self.session, self.target.service.unit, before, patience)
+        problem, unit, _ = hold_unit(self.session, self.target.service.unit, before, patience)
         host = self.target.host.name
         evidence = (*result.evidence, Evidence("systemctl show", unit.describe()))
         if problem is not None:

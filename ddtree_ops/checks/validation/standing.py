@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from ddtree_ops.checks.engine import EngineError
+from ddtree_ops.checks.holding import hold_unit
 from ddtree_ops.checks.port import port_holders
 from ddtree_ops.checks.signatures import hint_for, prepare, scan
 from ddtree_ops.checks.validation.asking import told
@@ -21,15 +21,16 @@ from ddtree_ops.errors import Inconclusive
 from ddtree_ops.remote.session import Reply, Request, Session
 from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
 from ddtree_ops.service.state import UnitState
+from ddtree_ops.wording import count
 
-__all__ = ["ASKED", "DIAGNOSIS", "MEMORY", "Memory", "Steady", "changed_within", "host_memory"]
+__all__ = ["ASKED", "DIAGNOSIS", "MEMORY", "Memory", "Steady", "host_memory", "own_doing"]
 
 MEMORY = "memory_samples"
 """Key of :attr:`Context.shared`: bytes of the unit's processes, one sample after every check."""
 DIAGNOSIS = "diagnosis"
 """Key of :attr:`Context.shared`: the diagnosis of the journal since the run began."""
 ASKED = "asked"
-"""Key of :attr:`Context.shared`: True once a check has asked the engine something."""
+"""Key of :attr:`Context.shared`: the names of the checks that have asked the engine something."""
 
 
 class Steady(Settings):
@@ -44,32 +45,6 @@ class Memory(Settings):
     patience: Annotated[float, Field(gt=0)] = 5.0
     growth_mib: Annotated[float, Field(ge=0)] = 512.0
     growth_share: Annotated[float, Field(ge=0)] = 0.05
-
-
-def changed_within(
-    session: Session, unit: str, before: UnitState, seconds: float
-) -> tuple[str | None, UnitState]:
-    """Watch a unit: what changed against ``before``, at once, or None after ``seconds``; and how it was seen last.
-
-    A dying engine takes up to a second to be gone.
-    """
-    end, latest, seen = time.monotonic() + seconds, before, False
-    stream = session.watch_unit(unit, interval=0.1)
-    try:
-        while True:
-            left = end - time.monotonic()
-            event = stream.get(max(left, 0.0) if seen else 10.0)
-            if event is not None and event[0].get("event") == "unit":
-                seen = True
-                latest = UnitState.parse(event[0]["properties"])
-                if (problem := latest.stable_against(before)) is not None:
-                    return problem, latest
-            elif event is None and (stream.ended or not seen):
-                return "the watch on the unit ended", latest
-            if left <= 0 and seen:
-                return None, latest
-    finally:
-        stream.close()
 
 
 def host_memory(session: Session, unit: UnitState) -> int | None:
@@ -120,7 +95,7 @@ def steady(ctx: Context, settings: Steady) -> CheckResult:
     """The unit as it was when the run began, held for a while after the last request."""
     ctx.say(f"holding the unit for {settings.window:g} s")
     thread = prepare()
-    problem, unit = changed_within(ctx.session, ctx.target.service.unit, ctx.unit, settings.window)
+    problem, unit, _ = hold_unit(ctx.session, ctx.target.service.unit, ctx.unit, settings.window)
     holders = port_holders(ctx.control, ctx.target.service)
     thread.join()
     facts = {
@@ -143,9 +118,7 @@ def steady(ctx: Context, settings: Steady) -> CheckResult:
             facts=facts,
             evidence=evidence,
         )
-    summary = (
-        f"the same process all along (PID {unit.main_pid}, {unit.n_restarts} restarts), the port is its own"
-    )
+    summary = f"the same process all along (PID {unit.main_pid}, {count(unit.n_restarts, 'restart')}), the port is its own"
     return ctx.result(Verdict.PASS, summary, facts=facts, evidence=evidence)
 
 
@@ -196,6 +169,13 @@ def no_xid(ctx: Context, settings: NoSettings) -> CheckResult:
     return told(ctx, found, evidence=[Evidence("kernel log", text) for text in messages if "Xid" in text])
 
 
+def own_doing(found: Collection[str], asked: Collection[str]) -> str:
+    """What is to be said of a finding that a check of this run provokes; empty: nothing. Pure."""
+    if "req-unsupported" in found and "refusals" in asked:
+        return " (the check refusals of this run asks for that)"
+    return ""
+
+
 @check("signatures", "the journal since the run began holds no known and no unknown failure", standing=True)
 def signatures(ctx: Context, settings: NoSettings) -> CheckResult:
     """The scan of ``ddtree-ops diagnose`` over what this run has provoked; over the whole start where it asked nothing."""
@@ -217,9 +197,10 @@ def signatures(ctx: Context, settings: NoSettings) -> CheckResult:
     hint = told_of.hint
     if told_of.verdict is Verdict.INCONCLUSIVE and not hint:
         hint = hint_for(found, ctx.host, ctx.target.service.unit)
+    summary = told_of.summary + own_doing(told_of.facts.get("signatures", ()), ctx.shared.get(ASKED, ()))
     return ctx.result(
         told_of.verdict,
-        told_of.summary,
+        summary,
         hint=hint,
         facts={**told_of.facts, "invocation": ctx.unit.invocation_id},
         evidence=told_of.evidence,

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ddtree_ops.checks.validation.base import CheckSpec, Settings
 from ddtree_ops.checks.validation.registry import checks
 from ddtree_ops.errors import UsageError
+from ddtree_ops.inventory.named import file_schema, list_schema, named
 from ddtree_ops.inventory.yaml_source import (
     Document,
     KeyPath,
@@ -121,20 +122,11 @@ def resolve(document: Document, name: str = "") -> tuple[Suite | None, list[Prob
 
 
 def _planned(document: Document, path: KeyPath, entry: Any) -> tuple[Planned | None, list[Problem]]:
-    body: Any = {}
-    place = path
-    if isinstance(entry, str):
-        kind = entry
-    elif isinstance(entry, dict) and len(entry) == 1:
-        kind, body = next(iter(entry.items()))
-        kind, place, body = str(kind), (*path, kind), {} if body is None else body
-    else:
-        return None, [document.problem(path, "no check; write '- burst' or '- burst: {widths: [8]}'")]
-    spec = checks().get(kind)
-    if spec is None:
-        return None, [document.problem(place, f"there is no check '{kind}'{suggestion(kind, checks())}")]
-    if not isinstance(body, dict):
-        return None, [document.problem(place, "expected a mapping of settings, or nothing")]
+    example = "'- burst' or '- burst: {widths: [8]}'"
+    name, body, place, problems = named(document, path, entry, checks(), noun="check", example=example)
+    if body is None:
+        return None, problems
+    spec = checks()[name]
     settings, problems = check(document, spec.settings, place, data=body)
     return (None if settings is None else Planned(spec, settings)), problems
 
@@ -166,35 +158,7 @@ def pick(names: Sequence[str] = (), suite: Suite | None = None) -> tuple[Planned
 @cache
 def suite_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a suite file, for editors."""
-    single = {}
-    for name, spec in checks().items():
-        body = {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": spec.settings.model_json_schema().get("properties", {}),
-        }
-        single[name] = {"anyOf": [body, {"type": "null"}], "description": spec.title}
-    mapping = {
-        "type": "object",
-        "additionalProperties": False,
-        "minProperties": 1,
-        "maxProperties": 1,
-        "properties": single,
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "suite of checks of ddtree-ops",
-        "type": "object",
-        "required": ["schema", "checks"],
-        "additionalProperties": False,
-        "properties": {
-            "schema": {"const": 1},
-            "name": {"type": "string"},
-            "description": {"type": "string"},
-            "checks": {
-                "type": "array",
-                "minItems": 1,
-                "items": {"anyOf": [{"enum": list(single)}, mapping]},
-            },
-        },
-    }
+    known = checks()
+    settings = {name: spec.settings.model_json_schema().get("properties", {}) for name, spec in known.items()}
+    listed = list_schema(settings, {name: spec.title for name, spec in known.items()})
+    return file_schema("suite of checks of ddtree-ops", {"checks": listed}, required=("checks",))

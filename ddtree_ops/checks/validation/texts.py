@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from ddtree_ops.checks.engine import Chat
 from ddtree_ops.checks.prompts import load_prompts
 from ddtree_ops.checks.validation.asking import (
+    NONSENSE,
     Answered,
     answered,
     capacity,
@@ -42,7 +43,6 @@ COPIED = (
 )
 UNICODE = "naïve Größe — 東京の天気 · Привет · 한국어 · مرحبا · 👩‍💻🚀 é"
 _COPY = "Repeat the following text exactly, character for character, and nothing else:\n\n"
-_NONSENSE = "a model that talks nonsense (--no-quality)"
 
 
 class ShortChat(Settings):
@@ -115,7 +115,7 @@ def short_chat(ctx: Context, settings: ShortChat) -> CheckResult:
     return told(ctx, found, answers={"POST /v1/chat/completions": answer.text}, facts=facts)
 
 
-@check("long-prompt", "a prompt of 2k to 4k tokens that is in no cache is answered", settings=LongPrompt)
+@check("long-prompt", "a prompt of some thousand tokens that is in no cache is answered", settings=LongPrompt)
 def long_prompt(ctx: Context, settings: LongPrompt) -> CheckResult:
     """A prefill of several thousand tokens."""
     answer_tokens = fitting(ctx, settings.max_tokens)
@@ -148,7 +148,7 @@ def garbage(ctx: Context, settings: Garbage) -> CheckResult:
 def copy(ctx: Context, settings: Thinking) -> CheckResult:
     """Digits, quotes and signs: one wrong token is seen."""
     if not ctx.quality:
-        return skipped(ctx, _NONSENSE)
+        return skipped(ctx, NONSENSE)
     answer = answered(ctx, _COPY + COPIED, max_tokens=settings.max_tokens).chat
     return told(ctx, judge_copy(COPIED, answer), answers={"POST /v1/chat/completions": answer.text})
 
@@ -157,7 +157,7 @@ def copy(ctx: Context, settings: Thinking) -> CheckResult:
 def arithmetic(ctx: Context, settings: Arithmetic) -> CheckResult:
     """Small sums, whose digits a wrong token would change."""
     if not ctx.quality:
-        return skipped(ctx, _NONSENSE)
+        return skipped(ctx, NONSENSE)
     done = []
     for index, (one, other) in enumerate(settings.tasks):
         sign = "*+-"[index % 3]
@@ -170,11 +170,11 @@ def arithmetic(ctx: Context, settings: Arithmetic) -> CheckResult:
     return told(ctx, judge_arithmetic(done), answers=answers)
 
 
-@check("needle", "a sentence is found again in a text near the limit of the context", settings=Needle)
+@check("needle", "a sentence is found again in a long text, up to the limit of the context", settings=Needle)
 def needle(ctx: Context, settings: Needle) -> CheckResult:
     """A code in one sentence of a long text."""
     if not ctx.quality:
-        return skipped(ctx, _NONSENSE)
+        return skipped(ctx, NONSENSE)
     room = int(capacity(ctx) * settings.share) - fitting(ctx, settings.max_tokens)
     size = room if settings.tokens is None else min(room, settings.tokens)
     if size < settings.least:
