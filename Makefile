@@ -35,13 +35,16 @@ demo:
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/ddtree-ops demo
 
-# While the linters run, all tests are read once: what is compiled of them and of the commands then is kept, and each
-# worker would do it again. PYTHONDONTWRITEBYTECODE, where it is set, would have every command that a test starts do so.
+# The linters run beside the tests, most of the time on what one processor leaves; what they say comes at the end. First
+# all tests are read once: what is compiled of them and of the commands then is kept, and each worker would do it again.
+# PYTHONDONTWRITEBYTECODE, where it is set, would have every command that a test starts do so.
 test:
 	@PYTHON=$(PYTHON) sh tools/system-packages.sh test
 	@$(MAKE) --no-print-directory setup
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint collected
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.txt 2>&1 & lint=$$!; trap 'kill $$lint; exit 130' INT TERM; \
+	$(MAKE) --no-print-directory collected && \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder; tested=$$?; \
+	wait $$lint; linted=$$?; cat $(VENV)/lint.txt; [ $$tested -eq 0 ] && [ $$linted -eq 0 ]
 
 collected: setup
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq >$(VENV)/collected.txt 2>&1 || { cat $(VENV)/collected.txt; exit 1; }

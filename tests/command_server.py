@@ -28,7 +28,9 @@ NOT_IMPORTED = ("ddtree_ops.__main__", "ddtree_ops.data", "ddtree_ops.lab.engine
 
 
 def load() -> None:
-    """All that a command may import, and the shipped signatures, which most of them use."""
+    """All that a command may import, and what most of them make of it: models of the inventory, shipped signatures."""
+    from pydantic import BaseModel
+
     import ddtree_ops
     from ddtree_ops.diagnose.api import diagnose_stream
     from ddtree_ops.diagnose.library import load_library
@@ -39,6 +41,10 @@ def load() -> None:
     for name in OTHERS:
         importlib.import_module(name)
     diagnose_stream(b"", library=load_library())
+    kinds = list(BaseModel.__subclasses__())
+    for kind in kinds:
+        kind.model_rebuild()
+        kinds += kind.__subclasses__()
     gc.collect()
     gc.freeze()
 

@@ -23,9 +23,11 @@ from hypothesis import settings
 from pydantic import BaseModel, Field
 
 from ddtree_ops import lab as lab_hosts
+from ddtree_ops.inventory.models import RuntimeSpec
 from ddtree_ops.lab.image import images_dir
 from ddtree_ops.paths import INVENTORY_BY_OPTION, cache_dir
 from ddtree_ops.report.typed import remember_inventory
+from ddtree_ops.runtime import build
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -219,16 +221,19 @@ def pytest_collection_finish() -> None:
 LONG = (
     "test_deploy_guard_lab.py",
     "test_deploy_lab.py",
-    "test_deploy_hosts_lab.py",
     "test_deploy_failures.py",
-    "test_deploy_interrupted_lab.py",
-    "test_deploy_look_lab.py",
-    "test_deploy_router_lab.py",
-    "test_deploy_releases_lab.py",
-    "test_deploy_fleet.py",
-    "test_deploy_explaining_lab.py",
+    "test_deploy_hosts_lab.py",
     "test_deploy_nodes_lab.py",
+    "test_deploy_router_lab.py",
+    "test_bench_lab.py",
+    "test_nightly_lab.py",
+    "test_deploy_releases_lab.py",
+    "test_deploy_look_lab.py",
+    "test_deploy_secrets_lab.py",
     "test_lab_hosts.py",
+    "test_deploy_interrupted_lab.py",
+    "test_deploy_explaining_lab.py",
+    "test_deploy_fleet.py",
 )
 """Files that take long, the longest first. A file is run by one worker: at the end none waits for the last of these."""
 
@@ -267,6 +272,21 @@ def no_inventory_given() -> Iterator[None]:
     for name in names:
         os.environ.pop(name, None)
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def plant(private_home: Path) -> Callable[..., None]:
+    """``plant(host)``: the lab's release on a host as a push leaves it, which takes more than a second: for tests of other things."""
+
+    def planted(host: lab_hosts.LabHost) -> None:
+        bundle = build(RuntimeSpec(python="cp312"))
+        release = host.root / "opt/ddtree-ops/releases" / bundle.digest
+        release.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "-a", "--", str(bundle.root), str(release)], check=True)
+        (release / "manifest.json").write_bytes(bundle.manifest)
+        subprocess.run(["chmod", "-R", "a-w", "--", str(release)], check=True)
+
+    return planted
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -196,12 +197,18 @@ def all_commands() -> list[tuple[str, list[str]]]:
     return [(page.name, words) for page in PAGES for words in commands(page.read_text("utf-8"))]
 
 
+@cache
+def the_command() -> Any:
+    """The command with all below it; building it takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> Any:
     """Parse a command line down to the command, running nothing.
 
     :raises click.UsageError: no such command or option, a missing argument.
     """
-    command = typer.main.get_command(app)
+    command = the_command()
     context = command.make_context("ddtree-ops", list(words), resilient_parsing=False)
     while getattr(command, "commands", None):
         rest = [*context._protected_args, *context.args]

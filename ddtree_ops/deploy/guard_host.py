@@ -20,19 +20,17 @@ going back exclude each other:
   service's lock belongs to the host itself.
 """
 
-# Python 3.8, and quick to start on the host: no pathlib, no contextlib.
+# Python 3.8, and quick to start on the host: no pathlib, no contextlib; what a look that waits does not need is
+# imported where it is used.
 # ruff: noqa: PTH100, PTH103, PTH104, PTH108, PTH110, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH211
 # ruff: noqa: UP031
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
 import time
 
@@ -193,7 +191,7 @@ def boot_unit(unit: str, command: list[str], folder: str) -> str:
 def timer_name(unit: str, folder: str) -> str:
     """Name of the transient timer and its service, without their endings. Pure."""
     plain = re.sub(r"[^A-Za-z0-9:_.]", "-", unit[: -len(".service")])[:150]
-    return f"ddtree-ops-rollback-{plain}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
+    return f"ddtree-ops-rollback-{plain}-{sha256(folder.encode())[:8]}"
 
 
 # ------------------------------------------------------------------------------------------ files, locks
@@ -210,6 +208,12 @@ def boot_id() -> str:
 
 def utc(seconds: float | None = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(seconds))
+
+
+def sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
 
 
 def read(path: str) -> bytes | None:
@@ -328,6 +332,8 @@ class Flock:
 
 def call(*argv: str, timeout: float = QUICK) -> tuple[int, str]:
     """Exit status and output of a command; 127 where it is missing, 124 where it took too long."""
+    import subprocess
+
     environment = dict(os.environ, LC_ALL="C", TZ="UTC")
     environment["PATH"] = (
         environment.get("PATH", "") + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -368,6 +374,8 @@ def is_up(unit: str) -> bool:
 
 def tell(unit: str, priority: int, message: str) -> None:
     """To the journal, as ``ddtree-ops`` and as something about the unit; to stderr where there is no journald."""
+    import socket
+
     fields = {
         "MESSAGE": message.replace("\n", " "),
         "PRIORITY": str(priority),
@@ -770,7 +778,7 @@ def back_to_release(service: Service, state: dict[str, Any]) -> tuple[str, list[
     target = state["target"]
     text = read(target["unit_file"])
     whole = os.path.isfile(os.path.join(service.folder, target["link"], "manifest.json"))
-    if text is None or hashlib.sha256(text).hexdigest() != target["unit_sha256"] or not whole:
+    if text is None or sha256(text) != target["unit_sha256"] or not whole:
         done, unsaid = stop_for_good(service, state)
         return "release {} is not there any more; {}".format(target["release"][:12], done), unsaid
     link = service.folder + "/current"
@@ -787,7 +795,7 @@ def back_to_release(service: Service, state: dict[str, Any]) -> tuple[str, list[
 def back_to_unit(service: Service, state: dict[str, Any]) -> tuple[str, list[str]]:
     target = state["target"]
     text = read(target["unit_file"])
-    if text is None or hashlib.sha256(text).hexdigest() != target["unit_sha256"]:
+    if text is None or sha256(text) != target["unit_sha256"]:
         done, unsaid = stop_for_good(service, state)
         return "the unit file that ran before is not there any more; " + done, unsaid
     if read(state["unit_path"]) == text and is_up(state["unit"]):

@@ -362,7 +362,11 @@ def _iso(when: str) -> str:
 def _bytes(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(type(item) is int and 0 <= item < 256 for item in value):
+    if (
+        isinstance(value, list)
+        and {*map(type, value)} <= {int}
+        and 0 <= min(value, default=0) <= max(value, default=0) < 256
+    ):
         return bytes(value).decode("utf-8", "replace")
     return ""
 
@@ -371,7 +375,7 @@ def _text(value: Any) -> tuple[str, bool]:
     """Text of a journal field, several values joined by newlines, and whether it did not stand there as text."""
     if isinstance(value, str):
         return value, False
-    if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
+    if isinstance(value, list) and not {str, list}.isdisjoint(map(type, value)):
         return "\n".join(map(_bytes, value)), True
     return _bytes(value), True
 

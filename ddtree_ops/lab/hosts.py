@@ -452,6 +452,7 @@ def _make_keys(names: Sequence[str]) -> None:
             "    GlobalKnownHostsFile /dev/null\n"
             "    StrictHostKeyChecking yes\n"
             "    UpdateHostKeys no\n"
+            "    KexAlgorithms curve25519-sha256\n"  # the post-quantum default takes 0.1 s of CPU a login
         )
     write(root, "known_hosts", "".join(known).encode(), 0o600)
     write(root, "ssh_config", "\n".join(config).encode(), 0o600)

@@ -65,6 +65,9 @@ set -eu
 chroot "$1" localedef -i fr_FR -f ISO-8859-15 fr_FR.ISO-8859-15
 for user in ops nosudo; do chroot "$1" useradd --create-home --shell /bin/bash "$user"; done
 for unit in {masked}; do ln -sf /dev/null "$1/etc/systemd/system/$unit"; done
+mkdir -p "$1"/etc/systemd/system-generators
+for path in "$1"/usr/lib/systemd/system-generators/*; do ln -sf /dev/null "$1/etc/systemd/system-generators/${{path##*/}}"; done
+sed -i '/pam_motd/d' "$1"/etc/pam.d/sshd
 rm -rf "$1"/etc/systemd/system/ssh.service.requires "$1"/etc/systemd/system/sockets.target.wants/ssh.socket
 chroot "$1" systemctl enable ssh.service
 rm -f "$1"/etc/ssh/ssh_host_* "$1"/var/lib/dbus/machine-id "$1"/etc/apt/apt.conf.d/99mmdebstrap

@@ -62,16 +62,32 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def new_desk(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Desk]:
-    """``new_desk(*hosts)``: clean hosts, and a desk whose loads (in seconds) and windows are short, or whose inventory is given."""
+def new_desk(
+    lab: Any, plant: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Desk]:
+    """``new_desk(*hosts)``: clean hosts, and a desk whose loads (in seconds) and windows are short, or whose inventory is given.
 
-    def made(*hosts: str, load: float = 0.3, inventory: Path | None = None, **env: str) -> Desk:
+    ``lease`` is that of the rollback: each sixth of it the host looks whether the client lives, and starts an
+    interpreter to do so. Tests in which no client dies have a long one. ``planted``: the release is already there.
+    """
+
+    def made(
+        *hosts: str,
+        load: float = 0.3,
+        lease: str = "10s",
+        planted: bool = False,
+        inventory: Path | None = None,
+        **env: str,
+    ) -> Desk:
         for host in hosts:
             lab.reset(host)
+            if planted:
+                plant(lab.hosts[host])
         if inventory is None:
             data = yaml.safe_load(lab.inventory.read_text())
             data["services"]["k26-ddtree"]["environment"] = {"LAB_LOAD_SECONDS": str(load)}
             data["defaults"]["service"]["health"]["window"] = "0.3s"
+            data["defaults"]["service"]["rollback"] = {"lease": lease, "grace": lease}
             inventory = tmp_path_factory.mktemp("desk") / "quick.yaml"
             inventory.write_text(yaml.safe_dump(data, sort_keys=False))
         return Desk(lab, inventory, env)

@@ -14,7 +14,9 @@ STOCK = "sglang-0.5.11-stock"
 @pytest.fixture(scope="module")
 def desk(new_desk, tmp_path_factory):
     """It remembers no crash that another test has seen."""
-    return new_desk("ct200", load=0.1, XDG_STATE_HOME=str(tmp_path_factory.mktemp("state")))
+    return new_desk(
+        "ct200", load=0.1, lease="60s", planted=True, XDG_STATE_HOME=str(tmp_path_factory.mktemp("state"))
+    )
 
 
 @pytest.fixture(scope="module")

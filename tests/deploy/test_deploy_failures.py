@@ -17,12 +17,13 @@ DROP_IN = f"/etc/systemd/system/{UNIT}.d"
 
 @pytest.fixture(scope="module")
 def desk(new_desk):
-    return new_desk("ct200", "b300")
+    return new_desk("ct200", "b300", lease="60s")
 
 
 @pytest.fixture(scope="module")
-def serving(desk):
+def serving(desk, plant):
     """ct200 with a release that passed."""
+    plant(desk.lab.hosts["ct200"])
     code, result, _ = desk.deploy("ct200")
     assert code == 0, result["error"]
     return desk
@@ -109,7 +110,8 @@ class TestFrenchHost:
             "sudo systemctl daemon-reload",
         )
 
-    def test_1_a_crash_is_explained_there_too(self, desk) -> None:
+    def test_1_a_crash_is_explained_there_too(self, desk, plant) -> None:
+        plant(desk.lab.hosts["b300"])
         assert "fr_FR" in desk.host("b300", "echo $LANG")
         code, result, _ = desk.deploy("b300", "--runtime", "sglang-0.5.11-stock")
         assert code == 5, "the unpatched runtime dies on its first request"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from ddtree_ops import lab as lab_hosts
 pytestmark = pytest.mark.lab
 
 UNIT = "sglang-k26-ddtree.service"
-QUICK = ("--set", "health.window=0.5s", "--set", 'environment.LAB_LOAD_SECONDS="0.5"')
+QUICK = (
+    "--set", "health.window=0.5s", "--set", 'environment.LAB_LOAD_SECONDS="0.5"',
+    "--set", "rollback.lease=60s", "--set", "rollback.grace=60s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,10 @@ def invocation(host: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def fleet(module_lab: Path, commands: Any) -> Fleet:
+def fleet(module_lab: Path, commands: Any, plant: Callable[..., None]) -> Fleet:
     hosts, path = lab_hosts.up_fleet(4)
+    for host in hosts:
+        plant(host)
     wrong = path.with_name("wrong.yaml")
     login = f"address: {hosts[0].address}\n    ssh: {{user: root"
     text = path.read_text()

@@ -174,19 +174,20 @@ def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.2)
 
 
-def opened(lab: Any, name: str) -> Host:
+def opened(lab: Any, plant: Callable[..., None], name: str) -> Host:
     lab.reset(name)
+    plant(lab.hosts[name])
     (found,) = select(load_inventory(str(lab.inventory)), [name])
     target = override(found, QUICK)
     return Host(lab, name, target, connect(connect_spec(target.host)))
 
 
 @pytest.fixture(scope="module")
-def hosts(lab) -> Iterator[dict[str, Host]]:
+def hosts(lab, plant) -> Iterator[dict[str, Host]]:
     """Both hosts after two deploys: the first died with nothing to go back to, the second is good."""
 
     def prepared(name: str) -> Host:
-        host = opened(lab, name)
+        host = opened(lab, plant, name)
         host.killed("start wait")
         until(host.quiet)
         host.first = (host.control.state(), host.history())

@@ -15,7 +15,7 @@ SERVICE_DIR = f"/opt/ddtree-ops/services/{SERVICE}"
 
 @pytest.fixture(scope="module")
 def desk(new_desk):
-    return new_desk("ct200", "b300")
+    return new_desk("ct200", "b300", lease="60s", planted=True)
 
 
 class TestChangedHost:

@@ -31,7 +31,7 @@ HEAVY = {
 
 @pytest.fixture(scope="module")
 def fresh(new_desk):
-    return new_desk("ct200", "b300", load=0.5)
+    return new_desk("ct200", "b300", load=0.5, lease="60s")
 
 
 class TestStory:

@@ -53,7 +53,7 @@ def invocations(desk) -> list[str]:
 
 @pytest.fixture(scope="module")
 def fresh(new_desk):
-    return new_desk(*HOSTS, inventory=INVENTORY, TEST_API_KEY="not-used")
+    return new_desk(*HOSTS, planted=True, inventory=INVENTORY, TEST_API_KEY="not-used")
 
 
 class TestStory:
@@ -132,7 +132,7 @@ class TestStory:
         assert all("is not validated" in result["error"] for result in results)
 
     def test_7_a_client_that_is_killed_when_one_node_has_passed_leaves_work_for_the_next(self, fresh):
-        patient = {"TEST_LOAD": "0.2", "TEST_GRACE": "300s"}
+        patient = {"TEST_LOAD": "0.2", "TEST_LEASE": "10s", "TEST_GRACE": "300s"}
         env = {**fresh.env, **patient}
         with fresh.lab.commands.start(["deploy", "ct200/two"], env=env, code=KILLED_BETWEEN) as client:
             said, _ = client.communicate(timeout=900)

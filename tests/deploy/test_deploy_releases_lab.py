@@ -29,6 +29,7 @@ ROOT = "/opt/ddtree-ops"
 QUICK = (
     "--set", "health.window=0.3s", "--set", 'environment.LAB_LOAD_SECONDS="0.2"',
     "--set", 'environment.LAB_DRAIN_POLL="0.3"', "--set", "health.stop_timeout=3s",
+    "--set", "rollback.lease=60s", "--set", "rollback.grace=60s",
 )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def wheels() -> Path:
 @pytest.fixture(scope="module")
 def fronted(lab, new_desk):
     """Both hosts serve, with a key, and the first has the router's venv."""
-    desk = new_desk("ct200", "b300", inventory=INVENTORY, TEST_API_KEY=KEY)
+    desk = new_desk("ct200", "b300", planted=True, inventory=INVENTORY, TEST_API_KEY=KEY)
     venv = lab.hosts["ct200"].root / "opt/router"
     site = venv / "lib" / (lab.hosts["ct200"].root / "usr/bin/python3").readlink().name / "site-packages"
     (venv / "bin").mkdir(parents=True)

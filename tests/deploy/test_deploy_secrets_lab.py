@@ -46,6 +46,7 @@ class Desk:
         service["environment"] = {"LAB_LOAD_SECONDS": "0.3"}
         service["secrets"] = secrets
         data["defaults"]["service"]["health"]["window"] = "0.3s"
+        data["defaults"]["service"]["rollback"] = {"lease": "60s", "grace": "60s"}
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(data, sort_keys=False))
         return str(path)
@@ -88,7 +89,8 @@ class TestStory:
         assert "connect" not in done.stdout and "preflight" not in done.stdout
         assert desk.host("ls /opt").split().count("ddtree-ops") == 0
 
-    def test_2_it_serves_with_the_key_and_refuses_without(self, desk: Desk) -> None:
+    def test_2_it_serves_with_the_key_and_refuses_without(self, desk: Desk, plant: Any) -> None:
+        plant(desk.lab.hosts["ct200"])
         done = desk.run("-i", desk.full, "deploy", "ct200", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
         (result,) = json.loads(done.stdout)

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -292,6 +293,39 @@ def test_it_is_one_program_of_old_python(models: Path) -> None:
         [sys.executable, str(ENGINE_PATH), "--lab-version"], capture_output=True, text=True, check=True
     )
     assert "stand-in for sglang; no model, no GPU" in said.stdout
+
+
+FLAGS = """
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--{name}")
+"""
+
+
+def test_flags_that_a_host_keeps_are_read_again_where_the_runtime_is_another(tmp_path: Path) -> None:
+    home, tree = tmp_path / "home", tmp_path / "tree/sglang/srt/server_args.py"
+    home.mkdir()
+    tree.parent.mkdir(parents=True)
+    for path in ENGINE_FILES:
+        shutil.copy(path, home)
+
+    def said(flag: str) -> str:
+        argv = [sys.executable, "-I", str(home / "lab_engine.py"), flag]
+        variables = {**os.environ, "PYTHONPATH": str(tmp_path / "tree")}
+        return subprocess.run(argv, env=variables, capture_output=True, text=True).stderr
+
+    expects = "argument {}: expected one argument"
+    tree.write_text(FLAGS.format(name="aaa"))
+    assert expects.format("--aaa") in said("--aaa")
+    kept = (home / "flags.kept").read_bytes()
+    assert expects.format("--aaa") in said("--aaa"), "as kept"
+    assert (home / "flags.kept").read_bytes() == kept
+    tree.write_text(FLAGS.format(name="bbb"))
+    assert expects.format("--bbb") in said("--bbb"), "of the same length, and another"
+    assert "unrecognized arguments: --aaa" in said("--aaa")
+    (home / "flags.kept").write_bytes(kept[:40])
+    assert expects.format("--bbb") in said("--bbb"), "what is damaged is read again"
 
 
 # --- deaths

@@ -168,6 +168,7 @@ def start_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSshd]:
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
             "PermitRootLogin prohibit-password",
+            "SetEnv SHLVL=1",  # to bash no login: the developer's ~/.bashrc is not run for each connection
             *settings,
         ]
         (folder / "config").write_text("\n".join(lines) + "\n")

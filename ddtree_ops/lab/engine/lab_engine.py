@@ -45,11 +45,13 @@ import argparse
 import ast
 import contextlib
 import errno
+import gc
 import http.client
 import importlib
 import json
 import math
 import os
+import pickle
 import queue
 import re
 import select
@@ -70,7 +72,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -313,6 +315,15 @@ def merge_config(source: str, parser: argparse.ArgumentParser, argv: list[str]) 
     return merged
 
 
+UNREADABLE = (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, TypeError, ValueError)
+
+
+def check(text: str | None) -> tuple[int, int]:
+    """Tells texts apart, without the OpenSSL that a digest would load at each start."""
+    data = (text or "").encode()
+    return len(data), zlib.crc32(data)
+
+
 class Arguments:
     """The command line of the deployed runtime: its own flags, and those that its overlay adds."""
 
@@ -331,6 +342,35 @@ class Arguments:
         plugin = read(flags.PLUGIN_PATH) if read else None
         if plugin is not None:
             self.flags = flags.read_plugin(self.flags, plugin, read)
+
+    @classmethod
+    def of(cls, runtime: Runtime) -> Arguments:
+        """Those of the deployed runtime.
+
+        Reading them is a quarter of a start, so a lab host keeps them beside this file from one start to the next; they
+        hold for the very texts that they were read from. In the package nothing is kept.
+        """
+        home = Path(beside("launchflags").__file__)
+        kept = home.with_name("flags.kept") if home.parent == Path(__file__).resolve().parent else None
+        if kept is not None:
+            with contextlib.suppress(*UNREADABLE):
+                texts, arguments = pickle.loads(kept.read_bytes())
+                if all(check(runtime.beside(path)) == value for path, value in texts.items()):
+                    return cast("Arguments", arguments)
+        texts = {}
+
+        def read(path: str) -> str | None:
+            text = runtime.beside(path)
+            texts[path] = check(text)
+            return text
+
+        made = cls(read("sglang/srt/server_args.py") or "", read)
+        if kept is not None:
+            part = kept.with_name(f"{kept.name}.{os.getpid()}")
+            with contextlib.suppress(OSError):  # not root
+                part.write_bytes(pickle.dumps((texts, made)))
+                part.replace(kept)
+        return made
 
     def parser(self) -> argparse.ArgumentParser:
         """sglang's parser. A runtime without DDTREE refuses it here, as the real one does."""
@@ -2246,6 +2286,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         log(f"LAB_FAULTS: {error}")
         return 2
+    gc.disable()  # until all is read: nothing of it is garbage, and much of it is looked through again and again
     runtime = Runtime.find(os.environ.get("PYTHONPATH", ""))
     if runtime is None:
         spec = "Error while finding module specification for 'sglang.launch_server'"
@@ -2253,7 +2294,7 @@ def main(argv: list[str]) -> int:
         return 1
     try:
         merger = runtime.text("srt/server_args_config_parser.py")
-        fields = Arguments(runtime.text("srt/server_args.py"), runtime.beside).fields(argv, merger)
+        fields = Arguments.of(runtime).fields(argv, merger)
         log(NOTICE)
         server = Server(runtime, fields)
     except Failure as failure:
@@ -2263,6 +2304,7 @@ def main(argv: list[str]) -> int:
         log(warning)
     dump = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     log(f"server_args=ServerArgs({dump})")
+    gc.enable()
     return Launcher(server, switches).run()
 
 
