@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from cpu_servers import Fleet
+    from cpu_servers import Fleet, Models
     from lab_run import LabRun
 
 HERE = Path(__file__).parent
@@ -25,18 +24,26 @@ sys.path.append(str(HERE / "cpu"))
 if importlib.util.find_spec("sglang") is not None:
     # sglang can be imported in this process too: with its own stub for triton, as the servers of these tests
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    # torch's threads wait for each other by turning round and round, on cores that the servers want
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.append(str(HERE / "cpu" / "stubs"))
     runpy.run_path(str(HERE / "cpu" / "stubs" / "sitecustomize.py"))
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A tiny target and its drafter of block size 4 (``cpu/make_models.py``): ``target`` and ``draft``, as text."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Tiny pairs of target and drafter (``cpu/make_models.py``)."""
     pytest.importorskip("safetensors")
     pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("pair")
-    subprocess.run([sys.executable, str(HERE / "cpu" / "make_models.py"), str(folder)], check=True)
-    return SimpleNamespace(target=str(folder / "lower"), draft=str(folder / "lower-draft"))
+    from cpu_servers import Models
+
+    return Models(tmp_path_factory.mktemp("tiny") / "models")
+
+
+@pytest.fixture(scope="session")
+def pair(models: Models) -> SimpleNamespace:
+    """A tiny target and its drafter of block size 4: ``target`` and ``draft``, as text."""
+    return SimpleNamespace(target=str(models.folder / "lower"), draft=str(models.folder / "lower-draft"))
 
 
 @pytest.fixture(scope="session")
@@ -69,11 +76,11 @@ def servers_ahead(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def real_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def real_servers(tmp_path_factory: pytest.TempPathFactory, models: Models) -> Iterator[Fleet]:
     """Real servers on this CPU (``cpu/cpu_servers.py``)."""
     from cpu_servers import Fleet
 
-    with Fleet(tmp_path_factory.mktemp("real_servers")) as running:
+    with Fleet(tmp_path_factory.mktemp("real_servers"), models) as running:
         yield running
 
 

@@ -6,6 +6,7 @@ import difflib
 import io
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -545,12 +546,13 @@ def test_a_part_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.real
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_the_models_of_a_run_are_all_made(tmp_path: Path, size: str) -> None:
+def test_the_models_of_a_run_are_all_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     torch = pytest.importorskip("torch")
     load = pytest.importorskip("safetensors.torch").load_file
     here = Path(__file__).parent
     maker, script = here / "cpu" / "make_models.py", here.parents[1] / "benchmarks" / "gpu" / "tiny_models.py"
-    subprocess.run([sys.executable, str(script), str(maker), str(tmp_path / "m"), "8", size], check=True)
+    monkeypatch.setattr(sys, "argv", [str(script), str(maker), str(tmp_path / "m"), "8", size])
+    runpy.run_path(str(script), run_name="__main__")
     made = {path.name for path in (tmp_path / "m").iterdir()}
     pairs = {row[2] for row in ddtree_gpu.GRID} | {"top", "wide", "real"}
     assert {name for pair in pairs for name in (pair, f"{pair}-draft")} <= made

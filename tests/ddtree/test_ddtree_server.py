@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 import pytest
-from cpu_servers import BLOCK, BUDGET, CONTEXT, KINDS, TOPK, Fleet, Kind, Server
-from exchanges import EXCHANGES, contract, hold_to_recording
+from cpu_servers import BLOCK, BUDGET, CONTEXT, HTTP, KINDS, TOPK, Fleet, Kind, Server
+from exchanges import EXCHANGES, contract, hold_to_recording, in_pieces
 
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed: make test-real", allow_module_level=True)
@@ -178,9 +178,7 @@ def test_aborted_requests_leave_nothing_behind(running: Running) -> None:
     def hang_up(prompt: list[int]) -> None:
         sampling = {"max_new_tokens": 150, "ignore_eos": True, "temperature": 0}
         body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
-        with httpx.stream(
-            "POST", f"{running.server.url}/generate", json=body, timeout=300, trust_env=False
-        ) as reply:
+        with HTTP.stream("POST", f"{running.server.url}/generate", json=body) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data:"):
                     return
@@ -237,6 +235,19 @@ def lower(real_servers: Fleet) -> Server:
 def test_answers_have_the_shape_that_the_lab_engine_is_held_to(lower: Server, name: str) -> None:
     """What was recorded from DFLASH holds for DDTREE, but for the name of the algorithm in its errors."""
     hold_to_recording(lower.url, name)
+
+
+def test_a_stream_that_came_in_one_piece_is_asked_for_again() -> None:
+    """Its only event is first and last, and has the keys of one of them."""
+    kind = {"content-type": "text/event-stream"}
+    pieces = [
+        httpx.Response(200, headers=kind, text='data: {"n": 0}\n\n' * count + "data: [DONE]\n\n")
+        for count in (1, 1, 2)
+    ]
+    left = iter(pieces)
+    assert in_pieces(lambda: next(left)) is pieces[2]
+    plain = httpx.Response(200, json={})
+    assert in_pieces(lambda: plain) is plain
 
 
 def test_ddtree_ops_reads_and_judges_the_server(lower: Server) -> None:

@@ -1,7 +1,8 @@
 """Real sglang servers on a CPU for the tests: started ahead, two at a time, while other tests run.
 
-A start spends nearly all of its time on importing: launcher, scheduler and detokenizer import sglang each. So the servers
-are started as soon as the tests are collected, and wait for their tests without taking a core (``--sleep-on-idle``).
+A start spends nearly all of its time on importing: launcher, scheduler and detokenizer import sglang each. So one server
+is started as a user does it, and the others are forks of a process that has imported sglang (``fork_server.py``). They are
+started as soon as the tests are collected, and wait for their tests without taking a core (``--sleep-on-idle``).
 Byte code is written wherever the environment forbids it, or each start would compile sglang again.
 """
 
@@ -21,8 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fork_server import Forked, ForkServer
 
-__all__ = ["AT_ONCE", "BLOCK", "BUDGET", "CONTEXT", "KINDS", "TOPK", "Fleet", "Kind", "Server"]
+__all__ = [
+    "AT_ONCE",
+    "BLOCK",
+    "BUDGET",
+    "CONTEXT",
+    "HTTP",
+    "KINDS",
+    "TOPK",
+    "Fleet",
+    "Kind",
+    "Models",
+    "Server",
+]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -31,6 +45,9 @@ AT_ONCE = int(os.environ.get("DDTREE_TEST_SERVERS", "2"))
 """Servers that start at the same time: one a core. Each takes 0.6 GB of its own, and 0.9 GB that they share."""
 START_S = float(os.environ.get("DDTREE_TEST_START_S", "600"))
 """Seconds until a start counts as failed."""
+HTTP = httpx.Client(timeout=300, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""One for all requests: to make one reads the certificates of the world, which takes longer than an answer. Each request
+has a connection of its own: a server closes one that waits, now and then just when it is used again."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,8 @@ class Kind:
         pair: target and drafter of ``make_models.py``.
         algorithm: speculative algorithm, or None.
         accept: least and greatest mean accept length that the drafter allows.
-        retract: whether the scheduler takes a running request back every few steps, as where KV slots run out.
+        retract: whether the scheduler takes a running request back every few steps, as where KV slots run out. sglang
+            reads that while it is imported, so such a server is a start of its own.
     """
 
     pair: str
@@ -51,9 +69,9 @@ class Kind:
 
 
 KINDS = {
-    "plain": Kind("lower", None),
     # 4 candidates a depth of which 3 are said: depths 1 and 2 whole (20 nodes), and 20 of 64 at depth 3
     "ddtree-lower": Kind("lower", "DDTREE", (3.0, 4.0), retract=True),
+    "plain": Kind("lower", None),
     # a chain whose first token is never said
     "dflash-lower": Kind("lower", "DFLASH", (1.0, 1.0)),
     "ddtree-top": Kind("top", "DDTREE", (4.0, 4.0)),
@@ -80,9 +98,8 @@ class Server:
     """A running server and what it writes."""
 
     url: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log: Path
-    started_s: float
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -90,12 +107,7 @@ class Server:
     def generate(self, ids: list[int], tokens: int, **sampling: Any) -> dict[str, Any]:
         """One greedy request: the whole answer of ``/generate``."""
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True} | sampling
-        reply = httpx.post(
-            f"{self.url}/generate",
-            json={"input_ids": ids, "sampling_params": params},
-            timeout=300,
-            trust_env=False,
-        )
+        reply = HTTP.post(f"{self.url}/generate", json={"input_ids": ids, "sampling_params": params})
         assert reply.status_code == 200, (reply.status_code, reply.text, self.text()[-4000:])
         return dict(reply.json())
 
@@ -109,7 +121,7 @@ class Server:
         return [answer["output_ids"] for answer in self.answers(requests, concurrency)]
 
     def get(self, path: str) -> dict[str, Any]:
-        reply = httpx.get(f"{self.url}{path}", timeout=120, trust_env=False)
+        reply = HTTP.get(f"{self.url}{path}")
         assert reply.status_code == 200, (path, reply.status_code, reply.text)
         return dict(reply.json())
 
@@ -121,7 +133,7 @@ class Server:
         """
         deadline = time.monotonic() + 120
         while True:
-            reply = httpx.post(f"{self.url}/flush_cache", timeout=120, trust_env=False)
+            reply = HTTP.post(f"{self.url}/flush_cache")
             if reply.status_code == 200:
                 break
             assert time.monotonic() < deadline, reply.text
@@ -133,23 +145,47 @@ class Server:
         assert "Traceback" not in log, log[-4000:]
 
 
+class Models:
+    """The tiny pairs of ``make_models.py``, made beside whatever else happens.
+
+    Args:
+        folder: where they will be; it does not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._log = folder, folder.with_suffix(".log")
+        with self._log.open("wb") as sink:
+            self._making = subprocess.Popen(
+                [sys.executable, str(HERE / "make_models.py"), str(folder)],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The folder, once all are there."""
+        assert self._making.wait() == 0, self._log.read_text(errors="replace")
+        return self._folder
+
+
 class Fleet:
     """All servers of a test run. Use as a context manager: leaving it ends every server.
 
     Args:
-        folder: an empty folder for models, logs and the plugin's entry point.
+        folder: an empty folder for logs and the plugin's entry point.
+        models: what the servers serve.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, models: Models) -> None:
         self.folder = folder
-        self.models = folder / "models"
         self.env = environment(plugin_site(folder / "site"))
+        self._models = models
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._lock = threading.Lock()
         self._ports = iter(range(31350, 31450))
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[subprocess.Popen[bytes] | Forked] = []
         self._ended = False
-        self._made = self._pool.submit(self._make_models)
+        self._forks = ForkServer(self.env, folder / "fork_server.log")
         self._jobs: dict[str, Future[Any]] = {}
 
     def __enter__(self) -> Fleet:
@@ -166,6 +202,12 @@ class Fleet:
         for process in list(self._running):
             stop(process)
         self._pool.shutdown()
+        self._forks.end()
+
+    @property
+    def models(self) -> Path:
+        """Folder of the models."""
+        return self._models.folder
 
     def server(self, name: str) -> Server:
         """The server of this kind, once it answers. One that did not start fails every test that asks."""
@@ -184,10 +226,9 @@ class Fleet:
         stop(process)
 
     def command(self, pair: str, *more: str) -> list[str]:
-        """The command line of a server on a free port."""
-        self._made.result()
+        """Arguments of a server on a free port."""
         return [
-            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.models / pair)),
+            *("--model-path", str(self.models / pair)),
             *("--served-model-name", "tiny", "--dtype", "float32", "--device", "cpu", "--sleep-on-idle"),
             *("--attention-backend", "triton", "--disable-cuda-graph", "--grammar-backend", "none"),
             *("--disable-overlap-schedule", "--host", "127.0.0.1", "--port", str(self._free_port())),
@@ -206,11 +247,6 @@ class Fleet:
             flags += ["--speculative-ddtree-budget", str(budget), "--speculative-ddtree-topk-cap", str(TOPK)]
         return flags
 
-    def _make_models(self) -> None:
-        subprocess.run(
-            [sys.executable, str(HERE / "make_models.py"), str(self.models)], check=True, env=self.env
-        )
-
     def _free_port(self) -> int:
         """A port below 55536: sglang adds 10000 for gRPC and wants that to be a port too."""
         with self._lock:
@@ -223,22 +259,37 @@ class Fleet:
                     return port
         raise RuntimeError("no free port from 31350 to 31449")
 
-    def _launch(self, arguments: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-        with self._lock, log.open("wb") as sink:
-            if self._ended:
-                raise RuntimeError("the tests are over")
-            process = subprocess.Popen(
-                arguments, env=env, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
-            )
+    def _launch(
+        self, arguments: list[str], log: Path, more: dict[str, str], alone: bool = False
+    ) -> subprocess.Popen[bytes] | Forked:
+        """Start a server with ``more`` in its environment; ``alone``: as a user does it, not as a fork."""
+        process: subprocess.Popen[bytes] | Forked
+        env = self.env | more
+        if alone:
+            with log.open("wb") as sink:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "sglang.launch_server", *arguments],
+                    env=env,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        else:
+            process = self._forks.start(arguments, env, log)
+        with self._lock:
             self._running.append(process)
+            ended = self._ended
+        if ended:
+            stop(process)
+            raise RuntimeError("the tests are over")
         return process
 
     def _start(self, name: str, kind: Kind) -> Server:
         arguments = self.command(kind.pair, *self.speculative(kind.pair, kind.algorithm))
         url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}"
         log = self.folder / f"{name}.log"
+        process = self._launch(arguments, log, RETRACT if kind.retract else {}, alone=kind.retract)
         begun = time.monotonic()
-        process = self._launch(arguments, self.env | (RETRACT if kind.retract else {}), log)
         while True:
             assert process.poll() is None, log.read_text(errors="replace")[-6000:]
             waited = time.monotonic() - begun
@@ -248,16 +299,16 @@ class Fleet:
                     f"not ready after {waited:.0f} s: {log.read_text(errors='replace')[-6000:]}"
                 )
             try:
-                if httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200:
-                    return Server(url, process, log, time.monotonic() - begun)
+                if HTTP.get(f"{url}/health", timeout=30).status_code == 200:
+                    return Server(url, process, log)
             except httpx.TransportError:
                 pass  # nothing listens yet
             time.sleep(0.3)
 
-    def _died(self, name: str, arguments: list[str], env: dict[str, str]) -> str:
+    def _died(self, name: str, arguments: list[str], more: dict[str, str]) -> str:
         """Run a server that is to refuse: what it said. One that goes on fails the tests that ask."""
         log = self.folder / f"{name}.log"
-        process = self._launch(arguments, env, log)
+        process = self._launch(arguments, log, more)
         try:
             process.wait(START_S)
         finally:
@@ -268,15 +319,15 @@ class Fleet:
 
     def _refuse(self) -> str:
         flags = self.speculative("lower", "DDTREE", budget=2)
-        return self._died("refused", self.command("lower", *flags, "--page-size", "16"), self.env)
+        return self._died("refused", self.command("lower", *flags, "--page-size", "16"), {})
 
     def _swallow(self) -> str:
         """Another plugin breaks a hook's target, which sglang only logs."""
         site = self.folder / "breaker"
         entry_point(site, "breaker", "aaa = breaker:register")
         (site / "breaker.py").write_text(BREAKER)
-        env = self.env | {"PYTHONPATH": os.pathsep.join([str(site), self.env["PYTHONPATH"]])}
-        return self._died("swallowed", self.command("lower", *self.speculative("lower", "DDTREE")), env)
+        more = {"PYTHONPATH": os.pathsep.join([str(site), self.env["PYTHONPATH"]])}
+        return self._died("swallowed", self.command("lower", *self.speculative("lower", "DDTREE")), more)
 
 
 def plugin_site(folder: Path) -> Path:
@@ -317,7 +368,7 @@ def _other_models() -> list[str]:
     return sorted(path.stem for path in modules if path.stem not in ("qwen3", "dflash"))
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes] | Forked) -> None:
     """End a server and the processes that it started: its whole session."""
     try:
         os.killpg(process.pid, signal.SIGTERM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["EXCHANGES", "contract", "hold_to_recording"]
+__all__ = ["EXCHANGES", "contract", "hold_to_recording", "in_pieces"]
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,6 +51,20 @@ WITHOUT = {
 EXCHANGES = sorted(WITH_DFLASH | WITHOUT)
 
 
+def in_pieces(ask: Callable[[], httpx.Response]) -> httpx.Response:
+    """An answer; of a stream one of several events, if one of five is.
+
+    A server whose HTTP process gets no processor for the moment of a step hands out two events as one, and then the first
+    is the last.
+    """
+    for _ in range(5):
+        answer = ask()
+        streams = "event-stream" in answer.headers.get("content-type", "")
+        if not streams or len(contract().events(answer.text)) > 1:
+            break
+    return answer
+
+
 def hold_to_recording(url: str, name: str) -> None:
     """Ask the server at ``url``; its answer has the shape of the recording, or this fails.
 
@@ -59,11 +74,11 @@ def hold_to_recording(url: str, name: str) -> None:
     kit = contract()
     recording = kit.DATA / ("responses_dflash" if name in WITH_DFLASH else "responses") / name
     status, headers = kit.head(recording)
-    with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=300, trust_env=False, verify=False) as client:
         if name == "server_info":
             # the recording is of a server that has written no decode line yet
             client.post("/flush_cache").raise_for_status()
-        answer = kit.Contract(client, None).send(*kit.EXCHANGES[name])
+        answer = in_pieces(lambda: kit.Contract(client, None).send(*kit.EXCHANGES[name]))
     text = next(recording.parent.glob(f"{name}.[jt][sx]*")).read_text()
     kind = headers.get("content-type", "")
     assert (answer.status_code, answer.headers.get("content-type", "")) == (status, kind), answer.text[:500]
@@ -75,9 +90,11 @@ def hold_to_recording(url: str, name: str) -> None:
     elif "event-stream" in kind:
         recorded_events, answered_events = kit.events(text), kit.events(answer.text)
         for index in (0, -1):
-            assert unlike(recorded_events[index], answered_events[index]) == []
+            wrong = unlike(recorded_events[index], answered_events[index])
+            assert not wrong, (index, wrong, answered_events)
     elif kind == "application/json":
-        assert unlike(json.loads(text), answer.json()) == []
+        wrong = unlike(json.loads(text), answer.json())
+        assert not wrong, (wrong, answer.text)
         if status >= 400 and name != "chat_bad_json":
             assert "DFLASH" not in answer.text
             assert kit.wording(answer.text).replace("DDTREE", "DFLASH") == kit.wording(text)

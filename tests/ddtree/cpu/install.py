@@ -4,7 +4,8 @@ What is installed is ``requirements.txt`` and nothing else, and triton in a fold
 which pip brings into the environment first. pip's own settings (index, find-links) hold for uv too, and ``TORCH_INDEX`` may name an index with CPU builds of torch. An
 environment that is finished and of the same requirements is left as it is; any other is made anew.
 
-Byte code is written by importing the server once: it takes as long as one start, and every later start is twice as fast.
+Byte code is written by importing server and test tools once: it takes as long as one start, and every later start is
+twice as fast.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ SERVER = (
     "sglang.srt.models.dflash",
     "sglang.srt.speculative.dflash_worker",
 )
+TOOLS = ("_pytest", "hypothesis", "pluggy")
+"""Packages whose every file is compiled: ``make test-real`` may run where no byte code is to be written."""
 IMPORT_TORCH_FAILED = 42
 IMPORT_ALL = f"""
-import sys, traceback, warnings
+import compileall, importlib.util, sys, traceback, warnings
 warnings.simplefilter("ignore")
 try:
     import torch
@@ -43,6 +46,8 @@ except Exception:
     traceback.print_exc()
     sys.exit({IMPORT_TORCH_FAILED})
 import {", ".join(SERVER)}
+for name in {TOOLS}:
+    compileall.compile_dir(importlib.util.find_spec(name).submodule_search_locations[0], quiet=1)
 """
 NO_CPU_TORCH = (
     "a torch that runs on a CPU: the index gave a build for CUDA, whose libraries are not installed. Name an index that "
@@ -103,7 +108,7 @@ def install(folder: Path) -> None:
     )
     triton = [
         uv,
-        *["pip", "install", "--quiet", "--no-deps", "--python"],
+        *["pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python"],
         python,
         "--target",
         folder / "triton",

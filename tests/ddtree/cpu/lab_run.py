@@ -1,7 +1,8 @@
 """The real sglang under systemd on a lab host, from a deployed release: one run of all that is asked of it.
 
 The steps run one after the other in a thread, beside the other tests: each takes a start of a server. Tests ask for what a
-step left (:meth:`LabRun.said`); they come last.
+step left (:meth:`LabRun.said`); they come last. Steps and host go before all else on this machine (``nice``): nothing of
+theirs can be done at the same time, and what runs beside has the other processor.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class LabRun:
         """Run ``ddtree-ops``; ``fine``: whether it must end well, or must not."""
         begun = time.monotonic()
         done = subprocess.run(
-            [COMMAND, *words],
+            ["nice", "-n", "-5", COMMAND, *words],
             env=self._env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
