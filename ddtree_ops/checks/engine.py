@@ -346,6 +346,7 @@ class EngineClient:
             base_url=self.url,
             transport=transport,
             trust_env=False,
+            verify=False,  # the engine speaks plain HTTP: else all certificates are read, at every client
             headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {},
         )
 
