@@ -419,6 +419,7 @@ def _requests(target: Target, layout: Layout) -> list[Request]:
         Request("run", {"argv": journal}),
         Request("read_file", {"path": f"{layout.service_dir}/rollback.json", "max_bytes": 1 << 20}),
         Request("lock_check", {"path": layout.lock, "id": ""}),
+        Request("lock_check", {"path": layout.bench_lock, "id": ""}),
     ]
 
 
@@ -430,7 +431,7 @@ def parse_seen(
     :raises RemoteError: systemd or the small program gave no answer.
     """
     own, history, shown, probed = answers(replies[:4])
-    journal, armed, lock = replies[4:]
+    journal, armed, lock, bench = replies[4:]
     try:
         state = UnitState.parse(parse_show(_stdout(shown).decode("utf-8", "replace")))
         answer = json.loads(_stdout(probed))
@@ -449,11 +450,12 @@ def parse_seen(
     notes = [f"{parsed.damaged} lines of the history cannot be read"] if parsed.damaged else []
     rollback, armed_note = _armed(armed)
     lock_text, lock_note = _lock(lock, unit)
-    if parsed.before_bench[1] and not lock_text:
+    bench_text, bench_note = _lock(bench, f"a bench of {unit}")
+    if bench_text:
+        notes.append(f"a bench is under way: {bench_text}")
+    elif parsed.before_bench[1] and not lock_text and not bench_note:
         name = host.partition("/")[0]
-        notes.append(
-            f"a bench that was killed, or is under way, made what serves; unless one is: ddtree-ops deploy {name}"
-        )
+        notes.append(f"a bench that was killed made what serves: ddtree-ops deploy {name}")
     run = _run(journal, state)
     return Seen(
         state=state,
@@ -467,7 +469,7 @@ def parse_seen(
         armed=_armed_text(rollback, lock, float(answer.get("boot", 0.0)), host.partition("/")[0]),
         lock=lock_text,
         rollback=rollback,
-        disturbed=tuple(note for note in (*notes, armed_note, lock_note) if note),
+        disturbed=tuple(note for note in (*notes, armed_note, lock_note, bench_note) if note),
         loading=_loading(run or (), state, float(answer["now"])),
         stopped=state.active_state in ("failed", "inactive")
         and any(entry.message_id == MessageId.STOPPING for entry in run or ()),

@@ -792,7 +792,7 @@ class _WholeBench(Layout):
     @property
     def lock(self) -> str:
         """Lock file of the bench of this service."""
-        return f"{self.service_dir}/bench.lock"
+        return self.bench_lock
 
 
 def deployed_otherwise(session: Session, target: Target) -> str:

@@ -59,6 +59,11 @@ class Layout:
         return f"{self.service_dir}/lock"
 
     @property
+    def bench_lock(self) -> str:
+        """Lock file of a whole bench of this service, beside that of each deployment it makes."""
+        return f"{self.service_dir}/bench.lock"
+
+    @property
     def rollback(self) -> str:
         """State of the rollback that is armed on the host; there only while one is."""
         return f"{self.service_dir}/rollback.json"

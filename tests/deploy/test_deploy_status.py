@@ -81,6 +81,7 @@ def replies(**given: Any) -> list[Reply | Exception]:
         given.get("journal", text("\n".join([*lines, entry("200 OK", NOW - 1)]) + "\n")),
         given.get("armed", Reply({"found": False})),
         given.get("lock", Reply({"held": False, "holder": None, "left_s": 0.0})),
+        given.get("bench", Reply({"held": False, "holder": None, "left_s": 0.0})),
     ]
 
 
@@ -109,6 +110,10 @@ def test_what_a_bench_left_is_said_unless_somebody_is_at_work():
         {"held": True, "holder": {"who": "ann", "origin": "desk", "command": "bench"}, "left_s": 9.0}
     )
     assert status(history=told, lock=held).to_json()["notes"] == []
+    (note,) = status(history=told, bench=held).to_json()["notes"]
+    assert note == f"a bench is under way: ann on desk holds the lock of a bench of {UNIT} (bench)"
+    (note,) = status(history=told, bench=RemoteError("no")).to_json()["notes"]
+    assert note.startswith("the lock cannot be read")
     assert status().to_json()["notes"] == []
 
 
