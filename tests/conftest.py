@@ -263,6 +263,15 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """The command takes signals for itself, also where a test runs it in this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def no_inventory_given() -> Iterator[None]:
     """What a test named with -i is not repeated in the hints of the next one, nor found in its environment."""
     names = ("DDTREE_OPS_INVENTORY", INVENTORY_BY_OPTION)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Annotated
@@ -127,22 +128,45 @@ def _command_in(words: list[str]) -> str:
     return ""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """A cancelled CI job or a closed laptop ends a deployment as Ctrl-C does: saying what was left how."""
-    raise KeyboardInterrupt
+class _Interruption:
+    """A cancelled CI job or a closed laptop ends a deployment as Ctrl-C does: saying what was left how.
+
+    What comes within seconds of the first is taken for the same one: a CI runner, a terminal and its shell send several
+    signals one after the other, and the second would keep from being said what the first one left.
+    """
+
+    SAME_S = 3.0
+
+    def __init__(self) -> None:
+        self._last = float("-inf")
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._last >= self.SAME_S:
+            self._last = now
+            raise KeyboardInterrupt
+
+    def again(self) -> None:
+        """Send it once more: the last one had no effect."""
+        self._last = float("-inf")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def install(self) -> None:
+        """Take Ctrl-C, SIGTERM and SIGHUP, but for what whoever started us has them ignored (nohup)."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self)
 
 
 @contextlib.contextmanager
-def _no_interruption_lost() -> Iterator[None]:
+def _no_interruption_lost(interruption: _Interruption) -> Iterator[None]:
     """An interruption stays one where a failure took its place; one that came while an object was finalised ends
     nothing, and is sent once more."""
     before = sys.unraisablehook
 
     def unraisable(lost: sys.UnraisableHookArgs) -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt):
-            threading.Timer(
-                0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM)
-            ).start()
+            threading.Timer(0.01, interruption.again).start()
         else:
             before(lost)
 
@@ -163,13 +187,13 @@ def main() -> None:
     atexit.register(gc.freeze)
     # Pydantic looks through the metadata of all installed packages for plug-ins; there are none for us.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    interruption = _Interruption()
+    interruption.install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "✓" is no reason to die half way
             stream.reconfigure(errors="replace")
     try:
-        with _only(_command_in(sys.argv[1:])), _no_interruption_lost():
+        with _only(_command_in(sys.argv[1:])), _no_interruption_lost(interruption):
             app()
     except OpsError as error:
         from ddtree_ops.cli.common import err

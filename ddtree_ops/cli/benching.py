@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ from ddtree_ops.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddtree_ops.deploy.guard import Safety
     from ddtree_ops.inventory.models import Target
     from ddtree_ops.playbook.bench import BenchOptions
     from ddtree_ops.runreport import RunReport
@@ -173,7 +175,8 @@ def run(
         hosts, inventory=inventory, service=service, runtime=runtime, settings=settings
     )
     resumed = _resumed(resume)
-    _confirm(targets, options, resumed, yes=yes)
+    if report_dir is not None:
+        _refuse_taken(report_dir, options.to_json(targets))
     folder = resume or report_dir or _new_folder()
     again = same_again(
         "bench",
@@ -190,9 +193,13 @@ def run(
         prompts=prompts,
         generator=generator,
         resume=folder,
+        yes=yes,
     )
     if len(targets) > 1:
         again = again.replace("{host}", " ".join(target.name for target in targets), 1)
+    linting = same_again("lint", service=service, runtime=runtime, set=settings)
+    safety = safety_of("bench", lock_wait=lock_wait, again=again, lint=linting)
+    _confirm(targets, options, resumed, safety=safety, yes=yes)
     _measure(
         targets,
         options,
@@ -201,7 +208,7 @@ def run(
         csv=csv,
         as_json=as_json,
         inventory=loaded.path,
-        safety=safety_of("bench", lock_wait=lock_wait, again=again),
+        safety=safety,
     )
 
 
@@ -286,6 +293,31 @@ def _resumed(folder: Path | None) -> RunReport | None:
     return read_report(folder)
 
 
+def _refuse_taken(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """:raises UsageError: there is a report in the folder of a new run: it would be gone."""
+    from ddtree_ops.errors import OpsError
+    from ddtree_ops.playbook.bench import refuse_other
+    from ddtree_ops.report.write import REPORT, read_report
+
+    if not (folder / REPORT).exists():
+        return
+    other = "name another folder, or leave --report-dir out"
+    try:
+        found = read_report(folder)
+        what = f"the report of {found.command} {found.id}"
+        refuse_other(found, wanted)
+        hint = f"--resume {shlex.quote(str(folder))} measures what it lacks; for a new one {other}"
+    except OpsError as error:
+        if not isinstance(error, UsageError):
+            what = "a report that cannot be read"
+        hint = other
+    raise UsageError(
+        f"--report-dir {folder}: {what} is there, and a new run would replace it",
+        state="nothing was changed, and no host was asked",
+        hint=hint,
+    )
+
+
 def _new_folder() -> Path:
     from ddtree_ops.paths import state_dir
     from ddtree_ops.playbook.bench import new_run_id
@@ -294,17 +326,18 @@ def _new_folder() -> Path:
 
 
 def _confirm(
-    targets: Sequence[Target], options: BenchOptions, resumed: RunReport | None, *, yes: bool
+    targets: Sequence[Target], options: BenchOptions, resumed: RunReport | None, *, safety: Safety, yes: bool
 ) -> None:
-    """Say what is restarted how often, and ask.
+    """Say what is restarted how often, see that lint refuses none of it, and ask.
 
+    :raises ConfigError: lint refuses a configuration.
     :raises UsageError: nobody can be asked. :raises typer.Abort: the answer is no.
     """
-    from ddtree_ops.playbook.bench import refuse_other, starts_needed
+    from ddtree_ops.playbook.bench import refuse_other, refuse_what_lint_refuses, starts_needed
 
     if resumed is not None:
         refuse_other(resumed, options.to_json(targets))
-    starts: Mapping[str, Sequence[Any]] = starts_needed(targets, options, resumed)
+    starts = starts_needed(targets, options, resumed)
     lines = [
         f"{name}: {len(each)} starts: {', '.join(one.name for one in each)}"
         if each
@@ -313,6 +346,7 @@ def _confirm(
     ]
     for line in lines:
         err.print(line, markup=False, soft_wrap=True)
+    refuse_what_lint_refuses(targets, starts, safety=safety, progress=err.write_line)
     if yes or not any(starts.values()):
         return
     if not sys.stdin.isatty():
@@ -365,7 +399,13 @@ def compare(
         if not (one and equals and other):
             raise UsageError(f"--host {text}: write ONE=OTHER", hint="for example --host ct200=b300")
         pairs[one] = other
-    found = compare_reports(read_report(first), read_report(second), pairs)
+    one_run, other_run = read_report(first), read_report(second)
+    if not pairs and (one_run.command, one_run.id) == (other_run.command, other_run.id):
+        raise UsageError(
+            f"both are one run, {one_run.command} {one_run.id}: there is nothing to compare",
+            hint="name another run; two hosts of one run: --host ONE=OTHER",
+        )
+    found = compare_reports(one_run, other_run, pairs)
     if not found.changes:
         raise UsageError(
             "the two reports have no figure in common",

@@ -7,13 +7,15 @@ import json
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from weakref import WeakSet
 
 import typer
 
@@ -76,6 +78,7 @@ __all__ = [
     "targets_of",
 ]
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 EVIDENCE_JOURNAL = "journal.jsonl"
 _NEWEST = 3
@@ -322,12 +325,22 @@ def runtime_spec(inventory: Inventory, name: str) -> RuntimeSpec:
     return inventory.runtimes[name]
 
 
+_opened: WeakSet[Session] = WeakSet()
+"""Sessions to close where an interruption ends what several threads do."""
+_ended = threading.Event()
+"""Set once one did: what is opened from then on is closed at once."""
+
+
 def open_session(target: Target) -> Session:
     """A session to the target's host."""
     from ddtree_ops.inventory import connect_spec
     from ddtree_ops.remote import connect
 
-    return connect(connect_spec(target.host))
+    session = connect(connect_spec(target.host))
+    _opened.add(session)
+    if _ended.is_set():
+        session.close()
+    return session
 
 
 @contextmanager
@@ -440,8 +453,22 @@ def on_all(targets: Sequence[Target], action: Callable[[Target], _T]) -> list[_T
 
     if len(targets) == 1:
         return [one(targets[0])]
-    with ThreadPoolExecutor(max_workers=min(32, len(targets))) as pool:
-        return list(pool.map(one, targets))
+    return _at_once(one, targets)
+
+
+def _at_once(work: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
+    """All in threads. An interruption closes the sessions that they work over, so that it ends all of them at once."""
+    items = list(items)
+    _ended.clear()
+    with ThreadPoolExecutor(max_workers=min(32, len(items))) as pool:
+        try:
+            return list(pool.map(work, items))
+        except KeyboardInterrupt:
+            _ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for session in list(_opened):
+                session.close()
+            raise
 
 
 def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T]) -> list[_T | OpsError]:
@@ -464,10 +491,8 @@ def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T])
         with session:
             return [_tried(target.name, partial(action, session, target)) for target in group]
 
-    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        found = {
-            name: iter(each) for name, each in zip(hosts, pool.map(one_host, hosts.values()), strict=True)
-        }
+    done = _at_once(one_host, hosts.values())
+    found = {name: iter(each) for name, each in zip(hosts, done, strict=True)}
     return [next(found[target.host.name]) for target in targets]
 
 

@@ -72,7 +72,8 @@ def nightly(
         str | None, typer.Option("--suite", metavar="NAME|PATH", help="Another suite than the playbook's.")
     ] = None,
     checks: Annotated[
-        list[str] | None, typer.Option("--check", metavar="NAME", help="Only this check; may be repeated.")
+        list[str] | None,
+        typer.Option("--check", "-c", metavar="NAME", help="Only this check; may be repeated."),
     ] = None,
     golden: Annotated[
         Path | None,
@@ -119,7 +120,30 @@ def nightly(
     if not loaded.reports:
         raise UsageError(f"playbook {loaded.name} does not report", hint=f"ddtree-ops run {playbook} HOSTS")
     wishes = Wishes(
-        deploy, bench, suite, tuple(checks or ()), new_baseline, "" if golden is None else str(golden)
+        deploy,
+        bench,
+        suite,
+        tuple(checks or ()),
+        new_baseline,
+        "" if golden is None else str(golden),
+        same_again(
+            "nightly",
+            service=service,
+            playbook=None if playbook == "nightly" else playbook,
+            deploy=deploy,
+            no_deploy=deploy is False,
+            bench=bench,
+            no_bench=bench is False,
+            suite=suite,
+            check=checks,
+            golden=golden,
+            report_dir=report_dir,
+            history=history,
+            new_baseline=new_baseline,
+            webhook_env=webhook_env,
+            webhook_file=webhook_file,
+            lock_wait=None if lock_wait is None else f"{lock_wait:g}s",
+        ),
     )
     deploys = any(isinstance(part[0], Deploy) for part in parts_of(loaded.steps, wishes))
     url = webhook_url(variable=webhook_env, file=None if webhook_file is None else str(webhook_file))
@@ -136,6 +160,7 @@ def nightly(
         report_dir=report_dir,
         history=history,
         url=url,
+        url_from=f"variable {webhook_env}" if webhook_env else f"file {webhook_file}",
         safety=safety,
         as_json=as_json,
     )
@@ -184,10 +209,14 @@ def perform(
     report_dir: Path | None = None,
     history: Path | None = None,
     url: Secret | None = None,
+    url_from: str = "",
     safety: Safety | None = None,
     as_json: bool = False,
 ) -> None:
-    """Run a playbook that reports, print and send what it found, leave with its code."""
+    """Run a playbook that reports, print and send what it found, leave with its code.
+
+    :param url_from: where the address of the webhook was taken from.
+    """
     from ddtree_ops.checks.validation.lossless import open_baseline
     from ddtree_ops.cli.common import check_signatures
     from ddtree_ops.deploy.secrets import api_key_of
@@ -196,12 +225,15 @@ def perform(
     from ddtree_ops.playbook.trend import Store
     from ddtree_ops.remote.lean import import_fabric
     from ddtree_ops.report.progress import progress_for
+    from ddtree_ops.report.write import refuse_others
 
     check_signatures()
     import_fabric()
     past = history.expanduser() if history else state_dir() / "history"
     store = Store(past, Path(inventory.path).stem)
     keeper = _Keeper(None if report_dir is None else report_dir.expanduser())
+    if keeper.folder is not None:
+        refuse_others(keeper.folder, playbook.name or "nightly")
     with progress_for(err if as_json else out, len(targets)) as progress:
         report, code = run_nightly(
             playbook,
@@ -219,7 +251,7 @@ def perform(
     problems = [keeper.failed] if keeper.failed else []
     _github(report, to_stderr=as_json)
     if url is not None:
-        problems += _send(url, report, code)
+        problems += _send(url, report, code, url_from)
     if as_json:
         from ddtree_ops.report.clean import clean
 
@@ -255,7 +287,7 @@ def _github(report: RunReport, *, to_stderr: bool) -> None:
             err.write_line(f"note: the summary of the step cannot be written: {error.strerror}")
 
 
-def _send(url: Secret, report: RunReport, code: ExitCode) -> list[OpsError]:
+def _send(url: Secret, report: RunReport, code: ExitCode, url_from: str) -> list[OpsError]:
     """Tell the webhook; that it was not reached takes nothing away from the verdict, and a pass alone is then no pass."""
     from ddtree_ops.playbook.webhook import post, summary
 
@@ -265,9 +297,9 @@ def _send(url: Secret, report: RunReport, code: ExitCode) -> list[OpsError]:
         return []
     return [
         OpsError(
-            f"the webhook was not told: {sent.problem}",
+            f"the webhook of {url_from} was not told: {sent.problem}",
             phase="webhook",
             state=f"the verdict stands: {report.verdict.value}; the reports are written",
-            hint="is the address right, and may this machine reach it?",
+            hint=f"is the address in {url_from} right, and may this machine reach it?",
         )
     ]

@@ -92,12 +92,20 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Prove that it works: named checks with a verdict each, alone or in suites; nothing is deployed or restarted."""
-    from ddtree_ops.checks.validation.suites import load_suite, pick
+    from ddtree_ops.checks.validation.suites import heed_golden, load_suite, pick
+    from ddtree_ops.errors import ExitCode, UsageError
 
     if show:
         _list(suite, as_json)
         return
     plan = pick(check or (), load_suite(suite or "quick") if suite or not check else None)
+    if record is None:
+        heed_golden(plan, "" if golden is None else str(golden))
+    elif golden is not None:
+        raise UsageError(
+            "--record and --golden together: one writes a golden file, the other compares with one",
+            hint="name one of the two",
+        )
     loaded, targets = targets_of(hosts, inventory=inventory, service=service, default_all=True)
     check_signatures()
     if record is not None:
@@ -108,7 +116,6 @@ def validate(
     from ddtree_ops.checks.validation.lossless import BASELINE, GOLDEN, open_baseline
     from ddtree_ops.checks.validation.run import validate as run_checks
     from ddtree_ops.deploy.secrets import API_KEY, api_key_of, resolve_secrets
-    from ddtree_ops.errors import ExitCode
     from ddtree_ops.paths import state_dir
     from ddtree_ops.report.progress import progress_for
     from ddtree_ops.report.run_terminal import print_run
@@ -158,6 +165,7 @@ def validate(
                         quality=False if no_quality else None,
                         timeout=timeout,
                         shared=shared,
+                        named=check or (),
                         on_result=took,
                         on_facts=knew,
                     )
@@ -167,6 +175,8 @@ def validate(
         keeper.end(complete=False)
         if keeper.failed is not None:
             err.print(f"error: {typed(keeper.failed.render())}", markup=False, soft_wrap=True)
+        else:
+            err.write_line(f"report: {folder} (interrupted: what was known until then)")
         raise
     for target, outcome in zip(targets, outcomes, strict=True):
         gathered.done(target, outcome)
@@ -181,8 +191,7 @@ def validate(
     failed, done = parted(targets, outcomes)
     code = exit_code_of(worst(outcome.verdict for _, outcome in done)) if done else None
     if keeper.failed is None:
-        if report_dir is not None and not as_json:
-            err.print(f"report: {report_dir}", markup=False)
+        err.write_line(f"report: {folder}")
     elif not failed and code is ExitCode.OK:
         failed = [keeper.failed]
     else:
@@ -294,7 +303,7 @@ def _shown(value: Any) -> str:
 def _record(targets: Sequence[Target], path: Path, *, quality: bool | None, timeout: float | None) -> None:
     """Record the answers of one engine."""
     from ddtree_ops.checks.validation.base import PHASE
-    from ddtree_ops.checks.validation.golden import record
+    from ddtree_ops.checks.validation.golden import demand_room, record
     from ddtree_ops.checks.validation.run import open_context
     from ddtree_ops.deploy.secrets import API_KEY, resolve_secrets
     from ddtree_ops.errors import UsageError
@@ -307,6 +316,8 @@ def _record(targets: Sequence[Target], path: Path, *, quality: bool | None, time
             f"--record is for one target, and {len(targets)} are selected",
             hint="name the host of the baseline; which there are: ddtree-ops inventory show",
         )
+    path = path.expanduser()
+    replaces = demand_room(path)
     (target,) = targets
     (resolved,) = resolve_secrets(targets, only=API_KEY)
     with (
@@ -320,4 +331,5 @@ def _record(targets: Sequence[Target], path: Path, *, quality: bool | None, time
         report(Event(EventKind.START, target.name, PHASE, "what it writes alone is recorded"))
         golden = record(ctx, path)
         done = f"{count(len(golden.prompts), 'prompt')}, each answered three times, in {path}"
+        done += " (in place of the earlier golden file)" if replaces else ""
         report(Event(EventKind.DONE, target.name, PHASE, done))

@@ -48,7 +48,15 @@ from ddtree_ops.deploy.secrets import (
     write_requests,
 )
 from ddtree_ops.deploy.shipment import Shipment, step_missing
-from ddtree_ops.errors import ConfigError, LockHeld, NotDeployed, OpsError, RemoteError, UnreachableError
+from ddtree_ops.errors import (
+    ConfigError,
+    LockHeld,
+    NotDeployed,
+    OpsError,
+    RemoteError,
+    UnreachableError,
+    heed_interruption,
+)
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.remote.session import Reply, Request, Session
 from ddtree_ops.results import CheckResult, Reporter, Verdict
@@ -463,6 +471,7 @@ class Deployment:
                 self.session, self.layout, keep=self.target.host.keep_releases, holding=self.layout.unit
             )
         except OpsError as error:
+            heed_interruption(error)
             self.frame.say("prune", f"old releases stay for now: {error.message}")
             return
         if done.removed or done.leftovers:
@@ -768,6 +777,7 @@ class Deployment:
         except OpsError as error:
             if needed:
                 raise
+            heed_interruption(error)
             self.frame.say("rollback", f"not written into the history yet: {error.message}")
             self.unwritten = activation
         self.activation = activation
@@ -797,6 +807,7 @@ class Deployment:
                 invocation=invocation,
             )
         except OpsError as error:
+            heed_interruption(error)
             self.frame.say(action, f"the audit line could not be written: {error.message}")
 
     def verdict_summary(self) -> str:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddtree_ops.deploy.drift_look import CLOCK_S, NAMED, Live, Process, look_requests, parse_live
+from ddtree_ops.deploy.drift_settings import deployed_settings
 from ddtree_ops.deploy.plan import (
     ValueChange,
     compare_values,
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 _DEADLINE = 180.0
+_SETTINGS = 6
+"""Settings that a finding names in its sentence."""
 _DIAGNOSTIC = re.compile(r"[A-Z][A-Z0-9]*_DIAG(?![A-Za-z0-9])")
 # What systemd itself, and a shell between it and the engine, puts into the environment of a service (systemd.exec(5)).
 _SYSTEMS_OWN = frozenset(
@@ -203,7 +206,8 @@ def worst_exit(reports: Iterable[DriftReport]) -> ExitCode | None:
 def find_drift(
     target: Target, session: Session, *, known: Callable[[RuntimeSpec], Bundle | None] = known_bundle
 ) -> DriftReport:
-    """Look at a host in one round trip and judge. Nothing is changed and no lock is taken.
+    """Look at a host in one round trip and judge; one more where the unit file is another than the inventory gives and was
+    not edited. Nothing is changed and no lock is taken.
 
     :param known: gives the bundle of a runtime, where there is one in the cache.
     :raises OpsError: the host could not be looked at, or the runtime that should run could not be built.
@@ -212,7 +216,11 @@ def find_drift(
     replied = session.begin_batch(look_requests(target, layout), deadline=_DEADLINE)
     bundle = known(target.runtime) or build(target.runtime)
     should = _should(target, layout, bundle)
-    return judge(should, parse_live(replied(), host=target.name))
+    live = parse_live(replied(), host=target.name)
+    latest = live.history.latest
+    if latest is None or not _as_deployed(should, live):
+        return judge(should, live)
+    return judge(should, live, deployed_settings(session, layout, latest, target.service))
 
 
 def _should(target: Target, layout: Layout, bundle: Bundle) -> Should:
@@ -230,15 +238,18 @@ def _should(target: Target, layout: Layout, bundle: Bundle) -> Should:
 # ---------------------------------------------------------------------------------------------- the judgement
 
 
-def judge(should: Should, live: Live) -> DriftReport:
-    """Findings, worst first, in a fixed order within a severity. Pure."""
+def judge(should: Should, live: Live, settings: Sequence[ValueChange] | None = None) -> DriftReport:
+    """Findings, worst first, in a fixed order within a severity. Pure.
+
+    :param settings: how the settings of the last deploy differ from those wished; None: that is not known.
+    """
     if not live.deployed:
         return DriftReport(should.host, should.unit, None, deployed=False)
     findings = [
         *_release(should, live),
         *_release_files(should, live),
         *_venv_findings(should, live),
-        *_unit(should, live),
+        *_unit(should, live, settings),
         *_process_findings(should, live),
         *_record(should, live),
     ]
@@ -480,24 +491,45 @@ def _drop_ins(live: Live, again: str) -> Iterator[Finding]:
     )
 
 
-def _unit(should: Should, live: Live) -> Iterator[Finding]:
+def _as_deployed(should: Should, live: Live) -> bool:
+    """The unit file is another than the one that should be, and nobody edited it on the host."""
+    latest = live.history.latest
+    by_hand = (
+        latest is not None
+        and live.unit_text is not None
+        and latest.unit_sha256 != text_sha256(live.unit_text)
+    )
+    return live.unit_text not in (None, should.unit_text) and not by_hand
+
+
+def _otherwise(settings: Sequence[ValueChange] | None) -> str:
+    """Why a unit file that nobody edited is another one: which settings the last deploy had."""
+    text = "it is as it was deployed; the inventory, or a --set of that deploy, says otherwise"
+    if not settings:
+        return text
+    shown = [
+        f"{each.name} deployed {each.before or 'not set'}, inventory {each.after or 'not set'}"
+        for each in settings[:_SETTINGS]
+    ]
+    more = f"; and {len(settings) - _SETTINGS} more" if len(settings) > _SETTINGS else ""
+    return f"{text}: {'; '.join(shown)}{more}"
+
+
+def _unit(should: Should, live: Live, settings: Sequence[ValueChange] | None) -> Iterator[Finding]:
     again, look = _deploy(should), _plan(should)
     if live.unit_text is None:
         yield _finding("unit.none", Severity.ERROR, f"{should.unit} is installed", "it is not there", again)
         yield from _drop_ins(live, again)
         return
-    latest = live.history.latest
     if live.unit_text != should.unit_text:
-        by_hand = latest is not None and latest.unit_sha256 != text_sha256(live.unit_text)
+        by_hand = not _as_deployed(should, live)
         diff = unit_diff(live.unit_text, should.unit_text, "(installed)", "(should be)", should.unit)
         lines = [line for line in diff[2:] if not line.startswith(("@@", " "))]
         yield _finding(
             "unit.edited" if by_hand else "unit.other",
             Severity.ERROR if by_hand else Severity.WARN,
             "the unit file that the inventory gives",
-            "it was edited on the host"
-            if by_hand
-            else "it is as it was deployed, and the inventory says otherwise now",
+            "it was edited on the host" if by_hand else _otherwise(settings),
             again if by_hand else look,
             lines,
         )

@@ -33,20 +33,16 @@ def way_back(
     :raises UsageError: ``to`` names none of the recorded activations, or several releases.
     """
     if to is None:
-        measured = history.measured_only
-        for item in history.good():
-            if (item.release, item.unit_sha256) not in (current, *measured):
-                return item
+        others = [item for item in history.ways_back() if (item.release, item.unit_sha256) != current]
+        if others and not history.measured(others[0]):
+            return others[0]
         raise PreflightError(
             "there is nothing to go back to: no other release or unit file ever passed here"
-            + (", but for what a bench measured" if measured - {current} else "")
+            + (", but for what a bench measured" if others else "")
             if history.good()
             else "there is nothing to go back to: no activation of it ever passed here",
             details=alternatives(history, current, changes=changes),
-            hint=f"ddtree-ops rollback {host} --to ID goes to a recorded activation that has not passed; "
-            f"ddtree-ops history {host} lists all"
-            if history.activations
-            else f"ddtree-ops deploy {host}",
+            hint=_by_name(history, current, host),
         )
     wanted = to.strip().lower()
     by_id = [
@@ -90,6 +86,18 @@ def way_back(
     )
 
 
+def _by_name(history: History, current: tuple[str | None, str | None], host: str) -> str:
+    """Next command where nothing is gone back to without a name."""
+    for found, what in (
+        (history.ways_back(), "which a bench measured"),
+        (reversed(history.activations), "which never passed here"),
+    ):
+        for item in found:
+            if (item.release, item.unit_sha256) != current:
+                return f"ddtree-ops rollback {host} --to {item.id}   ({what}; ddtree-ops history {host} lists all)"
+    return f"ddtree-ops history {host}" if history.activations else f"ddtree-ops deploy {host}"
+
+
 def alternatives(
     history: History,
     current: tuple[str | None, str | None],
@@ -97,22 +105,21 @@ def alternatives(
     without: Iterable[str] = (),
     changes: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[str, ...]:
-    """Recorded activations that one may go back to, newest first, a line each. Pure.
+    """Recorded activations that one may go back to, newest first and those of a bench last, a line each. Pure.
 
     :param without: ids of activations that were found not to be usable.
     :param changes: by id, what going there would change.
     """
     left = [
         item
-        for item in history.good()
+        for item in history.ways_back()
         if (item.release, item.unit_sha256) != current and item.id not in set(without)
     ]
-    measured = history.measured_only
     told = {item.id: "; ".join((changes or {}).get(item.id, ())) for item in left}
     return tuple(
         f"passed: {item.release[:12]} {item.runtime}".rstrip()
         + f" of {item.time}, activation {item.id}"
-        + (" (measured by a bench)" if (item.release, item.unit_sha256) in measured else "")
+        + (" (measured by a bench)" if history.measured(item) else "")
         + (f": {told[item.id]}" if told[item.id] else "")
         for item in left[:10]
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.deploy.changed import against_now, kept_texts
 from ddtree_ops.deploy.guard import WayBack
-from ddtree_ops.deploy.history import Activation
+from ddtree_ops.deploy.history import BENCH, Activation, History
 from ddtree_ops.deploy.looking import armed_request
 from ddtree_ops.deploy.nodes import Member, PeerFailed, join_plans, same_choice
 from ddtree_ops.deploy.plan import Observed, Plan, Wish, make_plan, manifest_files, text_sha256, unit_mode
@@ -28,6 +28,7 @@ from ddtree_ops.errors import (
     PreflightError,
     RolledBack,
     UnreachableError,
+    heed_interruption,
 )
 from ddtree_ops.inventory.models import Service
 from ddtree_ops.results import Verdict
@@ -119,6 +120,7 @@ def _told(deployment: Deployment, what: str, action: Callable[[], None]) -> None
     except (UnreachableError, LockHeld, RolledBack):
         raise
     except OpsError as error:
+        heed_interruption(error)
         deployment.frame.say("rollback", f"{what}: {error.message}")
 
 
@@ -136,7 +138,7 @@ def _go_back(deployment: Deployment, failed: Activation) -> None:
             _leave_unjudged(deployment)
             return
         before = deployment.seen
-        passed = before.history.good()
+        passed = before.history.ways_back()
         earlier = _earlier_unit(deployment, before)
         if earlier is not None:
             _put_back(deployment, earlier)
@@ -166,7 +168,9 @@ def _go_back(deployment: Deployment, failed: Activation) -> None:
             return
         failed_run = deployment.failed_run
         deployment.switch(good.release, unit_text, good.plan, service, "rollback")
-        frame.note = f"back to {good.release[:12]}, which passed on {good.time}"
+        frame.note = (
+            f"back to {good.release[:12]}, which passed on {good.time}{_of_a_bench(deployment, good)}"
+        )
     see_that_it_serves(deployment, good, service, failed_run)
 
 
@@ -196,7 +200,9 @@ def see_that_it_serves(deployment: Deployment, good: Activation, service: Servic
         raise
     _told(deployment, "it serves again, but that could not be written down", back.accept)
     frame.seconds.update({f"rollback.{name}": value for name, value in back.frame.seconds.items()})
-    frame.state_left = f"release {good.release[:12]} of {good.time} serves again"
+    frame.state_left = (
+        f"release {good.release[:12]} of {good.time}{_of_a_bench(deployment, good)} serves again"
+    )
     raise RolledBack(
         f"the deployment failed and was rolled back to {good.release[:12]}",
         host=deployment.target.name,
@@ -204,6 +210,11 @@ def see_that_it_serves(deployment: Deployment, good: Activation, service: Servic
         state=frame.state_left,
         hint=f"see why: ddtree-ops logs {deployment.target.host.name} --invocation {failed_run}",
     )
+
+
+def _of_a_bench(deployment: Deployment, good: Activation) -> str:
+    """To be said of what serves now, where nobody chose it to last; else empty."""
+    return " (which a bench measured)" if deployment.seen.history.measured(good) else ""
 
 
 def _earlier_unit(deployment: Deployment, before: Observed) -> str | None:
@@ -235,16 +246,19 @@ def where_to(deployment: Deployment) -> WayBack:
         path = f"{layout.kept_unit(text_sha256(earlier))}.service"
         deployment.session.write_file(path, earlier.encode(), mode=0o600)
         return WayBack.to_unit(path, text_sha256(earlier), link=deployment.link, unit_mode=unit_mode(earlier))
-    found = _newest_whole(deployment, before.history.good())
+    found = _newest_whole(deployment, before.history.ways_back())
     if found is None:
         return WayBack.to_nothing()
+    if deployment.hold.safety.command != BENCH and before.history.measured(found[0]):
+        told = f"on a failure the host goes back to what a bench measured, activation {found[0].id}: nothing else passed"
+        deployment.frame.say(deployment.frame.step, f"{told} here and is whole")
     return WayBack.to_release(layout, found[0], unit_mode=unit_mode(found[1]))
 
 
 def _newest_whole(
     deployment: Deployment, passed: Sequence[Activation]
 ) -> tuple[Activation, str, Service] | None:
-    """The newest activation that passed and of which everything is still there; others are told and left out."""
+    """The first of activations that passed of which everything is still there; those before it are told and left out."""
     for item in passed:
         found = kept(deployment, item)
         if not isinstance(found, str):
@@ -345,11 +359,13 @@ def choose(deployment: Deployment, to: str | None) -> Back:
         raise
     found = kept(deployment, good)
     if isinstance(found, str):
+        without = (now, (good.release, good.unit_sha256))
+        other = next((one for one in past.ways_back() if (one.release, one.unit_sha256) not in without), None)
         raise PreflightError(
             f"{good.release[:12]} of {good.time} cannot come back: {found}",
             details=alternatives(past, now, without={good.id}, changes=changes),
-            hint=f"ddtree-ops deploy {host} publishes the release it deploys again where files of it are altered, "
-            f"or ddtree-ops rollback {host} --to RELEASE",
+            hint=f"ddtree-ops deploy {host} publishes the release it deploys again where files of it are altered"
+            + (f", or ddtree-ops rollback {host} --to {other.id}" if other else ""),
         )
     unit_text, service = found
     manifest = (
@@ -431,14 +447,16 @@ def go_back(deployment: Deployment, to: str | None) -> None:
 
 
 def _agree(deployment: Deployment, member: Member) -> tuple[Activation, str, Service] | None:
-    """The newest activation that passed on all nodes and is whole on all: it, its unit file and settings here; or None.
+    """The newest activation that passed on all nodes and is whole on all, one that only a bench measured on any of them last:
+    it, its unit file and settings here; or None.
 
     Nodes of one activation have its id in common. To be called by all nodes in the same step, once.
     """
-    past = deployment.observed.history.activations if deployment.observed else ()
-    passed = [item for item in reversed(past) if item.good]
-    known = member.share("back.passed", [item.id for item in passed])
-    for item in [one for one in passed if all(one.id in ids for ids in known)]:
+    past = deployment.observed.history if deployment.observed else History()
+    passed = [item for item in reversed(past.activations) if item.good]
+    known = member.share("back.passed", {item.id: past.measured(item) for item in passed})
+    common = [one for one in passed if all(one.id in ids for ids in known)]
+    for item in sorted(common, key=lambda one: any(ids[one.id] for ids in known)):
         found = kept(deployment, item)
         problems = member.share(f"back.kept.{item.id}", found if isinstance(found, str) else "")
         if not isinstance(found, str) and not any(problems):
@@ -467,6 +485,7 @@ def _roll_back_together(deployment: Deployment, member: Member) -> None:
             member.share("back.started", True)
             deployment.frame.note = (
                 f"all nodes back to {activation.release[:12]}, which passed on {activation.time}"
+                f"{_of_a_bench(deployment, activation)}"
             )
         except (UnreachableError, LockLost):
             raise

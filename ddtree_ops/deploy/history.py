@@ -113,11 +113,26 @@ class History:
                 newest.setdefault((item.release, item.unit_sha256), item)
         return tuple(newest.values())
 
+    def ways_back(self) -> tuple[Activation, ...]:
+        """As :meth:`good`, in the order in which one goes back to them: what a bench measured is behind all others."""
+        measured = self.measured_only
+        return tuple(sorted(self.good(), key=lambda item: (item.release, item.unit_sha256) in measured))
+
+    def measured(self, activation: Activation) -> bool:
+        """It is one of :attr:`measured_only`."""
+        return (activation.release, activation.unit_sha256) in self.measured_only
+
     @property
     def measured_only(self) -> frozenset[tuple[str, str]]:
-        """Release and unit file of activations that benches alone made: of a rollback it is no choice of anybody."""
+        """Release and unit file that benches alone brought to a pass, by looser rules perhaps: of a rollback it is no choice of
+        anybody, and neither is a rollback to them, a person's or the host's, nor another command's try that did not pass.
+        """
         made = {(item.release, item.unit_sha256) for item in self.activations if item.command == BENCH}
-        lasting = (item for item in self.activations if item.command != BENCH and item.reason != "rollback")
+        lasting = (
+            item
+            for item in self.activations
+            if item.good and item.command != BENCH and item.reason != "rollback"
+        )
         return frozenset(made - {(item.release, item.unit_sha256) for item in lasting})
 
     @property

@@ -22,7 +22,7 @@ from ddtree_ops.deploy.guard import (
 )
 from ddtree_ops.deploy.history import Activation
 from ddtree_ops.deploy.identity import origin, who
-from ddtree_ops.errors import LockLost, OpsError, RemoteError, UnreachableError
+from ddtree_ops.errors import LockLost, OpsError, RemoteError, UnreachableError, heed_interruption
 from ddtree_ops.inventory.models import Service, Target
 from ddtree_ops.remote.session import Reply, Session
 from ddtree_ops.service.layout import Layout
@@ -217,6 +217,7 @@ class Hold:
         try:
             self._guard.disarm(self._session)
         except OpsError as error:
+            heed_interruption(error)
             self._frame.say(self._frame.step, f"the host is still armed: {error.message}")
             return
         self.armed = None

@@ -444,9 +444,10 @@ def _overlay_variables(case: Case) -> Iterator[Found]:
             change = f"write {near[0]}" if near else f"the overlay reads {', '.join(_VARIABLES)}"
             yield Found(f"the overlay reads no variable {name}", change, ("environment", name))
         elif value != effect and value not in ("", "0", "1"):
-            yield Found(
-                f"{name}={value} has no effect", f'set it to "{effect}", or remove it', ("environment", name)
+            change = (
+                "remove it" if name == "DDTREE_SKIP_SELF_CHECK" else f'set it to "{effect}", or remove it'
             )
+            yield Found(f"{name}={value} has no effect", change, ("environment", name))
 
 
 @rule(

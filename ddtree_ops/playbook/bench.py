@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shlex
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -30,13 +32,14 @@ from ddtree_ops.checks.bench.points import (
 )
 from ddtree_ops.checks.bench.sampling import HISTOGRAM, take_sample
 from ddtree_ops.checks.speculation import TOO_LITTLE
-from ddtree_ops.deploy.guard import Safety, locked, new_lock_id, take_lock
+from ddtree_ops.deploy.guard import Safety, describe_holder, locked, new_lock_id, take_lock
 from ddtree_ops.deploy.history import Activation, History, read_history
 from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.deploy.plan import ValueChange, compare_values, masked_value
 from ddtree_ops.deploy.secrets import api_key_of, recorded_service
 from ddtree_ops.errors import (
     CheckFailed,
+    ConfigError,
     ExitCode,
     Inconclusive,
     Interrupted,
@@ -68,6 +71,7 @@ from ddtree_ops.runreport import RunReport, TargetReport
 from ddtree_ops.secret import Secret
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.layout import Layout
+from ddtree_ops.wording import count
 
 __all__ = [
     "BenchOptions",
@@ -77,6 +81,8 @@ __all__ = [
     "gains_too_little",
     "new_run_id",
     "other_settings",
+    "refuse_other",
+    "refuse_what_lint_refuses",
     "replaced",
     "run_bench",
     "starts_needed",
@@ -85,6 +91,8 @@ __all__ = [
 _FOR_PEOPLE = {"name", "description", "secrets", "baseline", "lint"}
 """Settings of a service that do not reach its engine, or of which the host keeps no record."""
 _SHOWN = 6
+_AFTER_LEASE_S = 5.0
+_MAY_SERVE = "a configuration of the bench may serve"
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,57 @@ def starts_needed(
     }
 
 
+def refuse_what_lint_refuses(
+    targets: Sequence[Target],
+    starts: Mapping[str, Sequence[Configuration]],
+    *,
+    safety: Safety,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Lint every configuration that is to be started. No host is contacted; a runtime that is not in the cache is built.
+
+    :param starts: see :func:`starts_needed`.
+    :param safety: its ``lint`` is the command that lints what the inventory says.
+    :raises ConfigError: with every error found, and the command that shows those of the first configuration.
+    :raises BuildError: a runtime cannot be built.
+    """
+    from ddtree_ops.lint import Severity, facts_of, lint
+    from ddtree_ops.runtime import build
+
+    refused: list[tuple[Target, Configuration, list[str]]] = []
+    for target in targets:
+        wanted = starts[target.name]
+        facts = facts_of(build(target.runtime, progress=progress)) if wanted else None
+        for configuration in wanted:
+            assert facts is not None
+            found = lint(override(target, configuration.settings(target.service)), facts)
+            errors = [f"{one.rule}: {one}" for one in found if one.severity is Severity.ERROR]
+            if errors:
+                refused.append((target, configuration, errors))
+    if not refused:
+        return
+    first, configuration, _ = refused[0]
+    asked = sum(map(len, starts.values()))
+    settings = configuration.settings(first.service)
+    raise ConfigError(
+        f"lint refuses {len(refused)} of the {count(asked, 'configuration')}",
+        host=first.name,
+        phase="lint",
+        state="nothing was changed",
+        hint=_with_lint(safety, settings).lint_of(first.host.name),
+        details=tuple(
+            f"{target.name} {each.name}: {line}" for target, each, lines in refused for line in lines
+        ),
+    )
+
+
+def _with_lint(safety: Safety, settings: Sequence[str]) -> Safety:
+    """The same, and what lints a configuration in the place of what lints the inventory's own."""
+    kept = [each for each in settings if not each.startswith("health.")]
+    said = [safety.lint or "ddtree-ops lint {host}", *(f"--set {shlex.quote(each)}" for each in kept)]
+    return replace(safety, lint=" ".join(said))
+
+
 @dataclass(frozen=True)
 class BenchRun:
     """How a bench ended.
@@ -257,8 +316,19 @@ def run_bench(
         if any(isinstance(error, Interrupted) for error in one.errors):
             break
     whole = not any(starts_needed(targets, options, book.report).values())
-    book.change(ended=datetime.now(UTC).isoformat(timespec="seconds"), complete=whole)
+    book.change(
+        ended=datetime.now(UTC).isoformat(timespec="seconds"),
+        complete=whole,
+        targets=tuple(_with_best(each, whole) for each in book.report.targets),
+    )
     return BenchRun(book.report, tuple(errors))
+
+
+def _with_best(found: TargetReport, whole: bool) -> TargetReport:
+    """With the fastest configuration of each concurrency; none is named while points of the run are missing. Pure."""
+    facts = {name: value for name, value in found.facts.items() if name != "recommended"}
+    best = recommended(found.checks) if whole else {}
+    return replace(found, facts={**facts, "recommended": dict(best)} if best else facts)
 
 
 def refuse_other(resumed: RunReport, wanted: Mapping[str, Any]) -> None:
@@ -315,11 +385,18 @@ class _Target:
     safety: Safety
     errors: list[OpsError] = field(default_factory=list)
     touched: bool = False
+    tried: bool = False
+    """What ran before the bench was put back, and failed: doing it again is no next step."""
     left: bool = False
     """An earlier bench, which did not end, left what runs now."""
     chosen: str = ""
     rendered: dict[str, Any] = field(default_factory=dict)
     """The prompts of the sample as they are sent: the same for every configuration."""
+    settings: Sequence[str] = ()
+    """Those that make the service the configuration under way."""
+    lock: str = ""
+    """Id of the lock of the whole bench, and the session that it is held over."""
+    holder: Session | None = None
 
     def run(self) -> None:
         """Measure what is missing, then put back what ran before. No other bench of the service runs meanwhile."""
@@ -343,15 +420,17 @@ class _Target:
         :raises LockHeld: another bench is under way, with who runs it where; nothing was changed.
         """
         host, lease = self.target.host.name, self.target.service.rollback.lease
+        had, wait = self.lock, self.safety.lock_wait
         with self.connect(self.target) as session:
+            lock = new_lock_id()
             try:
                 take_lock(
                     session,
                     _WholeBench.of(self.target),
-                    lock_id=new_lock_id(),
+                    lock_id=lock,
                     command=self.safety.command,
                     lease=lease,
-                    wait=self.safety.lock_wait,
+                    wait=max(wait, lease + _AFTER_LEASE_S) if had else wait,
                     tell=self.say,
                 )
             except LockHeld as held:
@@ -361,21 +440,61 @@ class _Target:
                     hint=f"wait for it: {self.safety.same_again(host)} --lock-wait 2h; or end it by Ctrl-C where it runs, which "
                     f"puts back what ran before it; should its machine be gone, the lock ends after {lease:.0f} s",
                 ) from held
+            self.lock, self.holder = lock, session
             yield session
 
+    def _need_alone(self) -> None:
+        """See that the lock of the whole bench is still ours. One round trip.
+
+        :raises LockLost: it was broken, or its lease ran out. :raises UnreachableError: the session ended that it is held over.
+        """
+        assert self.holder is not None
+        layout = _WholeBench.of(self.target)
+        found = self.holder.check_lock(layout.lock, self.lock)
+        if found.held:
+            return
+        taken = found.holder is not None and found.left_s > 0
+        now = describe_holder(found.holder or {}, layout.unit) if taken else "nobody has it now"
+        raise LockLost(
+            f"the lock of this whole bench was lost: {now}", hint=f"ddtree-ops status {self.target.host.name}"
+        )
+
+    @contextmanager
+    def _alone_still(self) -> Iterator[None]:
+        """Under the lock of the whole bench; where the connection ended that it was held over, it is taken again.
+
+        :raises LockHeld: somebody else has it by now.
+        """
+        ended = False
+        try:
+            self._need_alone()
+        except UnreachableError as error:
+            heed_interruption(error)
+            ended = True
+            self.say("the connection ended over which the lock of this bench was held: takes it again")
+        with self._alone() if ended else nullcontext():
+            yield
+
     def _measure_and_put_back(self, session: Session) -> None:
-        ours = True
+        ours, interruption = True, None
         try:
             try:
                 self._measure(session)
             except OpsError as error:
                 heed_interruption(error)
                 ours = not isinstance(error, LockHeld)
+                if not ours and self._owes:
+                    error.state = f"{_MAY_SERVE}; what ran before it was not put back"
+                    error.hint = (
+                        f"ddtree-ops lock status {self.target.host.name}; once it is free: {self._back}"
+                    )
                 self._fail(error.at(host=self.target.name, phase=PHASE))
         except KeyboardInterrupt:
-            self.errors.append(self._interruption())
-        if ours and (self.touched or self.left or self._left_behind()):
-            self._put_back()
+            interruption = self._interruption()
+        serves = self._put_back() if ours and self._owes else "nothing was changed"
+        if interruption is not None:
+            interruption.state = f"{serves}; {interruption.state}"
+            self.errors.append(interruption)
 
     def _measure(self, session: Session) -> None:
         if "original" not in self.written.facts:
@@ -387,6 +506,8 @@ class _Target:
             self._need_bench_serving()
         for number, configuration in enumerate(self.plan, 1):
             points = missing(configuration, self.options.concurrency, self.written.checks)
+            if points or self._unsampled(configuration):
+                self._need_alone()
             if points:
                 self.say(f"{configuration.name}: configuration {number} of {len(self.plan)}")
                 self._configuration(configuration, points)
@@ -409,10 +530,7 @@ class _Target:
 
     def _write(self, **values: Any) -> None:
         found = replace(self.written, **values)
-        checks = with_speedups(found.checks)
-        best = recommended(checks)
-        facts = {**found.facts, "recommended": dict(best)} if best else found.facts
-        self.book.write(replace(found, checks=checks, facts=facts))
+        self.book.write(replace(found, checks=with_speedups(found.checks)))
 
     def _fail(self, error: OpsError) -> None:
         self.errors.append(error)
@@ -443,7 +561,8 @@ class _Target:
 
         :raises OpsError: the bench cannot go on: no lock, no host, interrupted.
         """
-        target = override(self.target, configuration.settings(self.target.service))
+        self.settings = configuration.settings(self.target.service)
+        target = override(self.target, self.settings)
         if not self._runs_still(configuration):
             result = self._started(target)
             if result.error is not None:
@@ -538,7 +657,14 @@ class _Target:
             target,
             configuration,
             max_tokens=self.options.max_tokens,
-            report=self.report,
+            report=lambda event: self.report(
+                replace(
+                    event,
+                    kind=EventKind.PROGRESS,
+                    phase=PHASE,
+                    message=f"{configuration.name}, {event.message}",
+                )
+            ),
             api_key=api_key,
             shared=self.rendered,
         )
@@ -569,9 +695,13 @@ class _Target:
         return result
 
     def _play(self, playbook: Playbook, target: Target) -> Result:
+        safety = _with_lint(self.safety, self.settings) if self.settings else self.safety
+        came = threading.Event()
         (result,) = run_playbook(
-            playbook, [target], connect=self.connect, report=self.report, safety=self.safety
+            playbook, [target], connect=self.connect, report=self.report, safety=safety, interrupted=came
         )
+        if came.is_set() and not isinstance(result.error, Interrupted):  # while the session closed
+            raise KeyboardInterrupt
         return result
 
     def _keep(self, results: Sequence[CheckResult]) -> None:
@@ -681,30 +811,68 @@ class _Target:
         """An earlier run that was killed may have left one of its configurations."""
         return bool(self.written.facts.get("starts"))
 
-    def _put_back(self) -> None:
-        """Bring back the activation from before; without one that passed, what the inventory says."""
-        host = self.target.host.name
-        original = self.written.facts.get("original")
-        back = f"ddtree-ops deploy {host}"
+    @property
+    def _owes(self) -> bool:
+        """What runs may be a configuration of a bench."""
+        return self.touched or self.left or self._left_behind()
+
+    @property
+    def _back(self) -> str:
+        """The command that brings back what ran before, or, where nothing that passed did, what the inventory says."""
+        host, original = self.target.host.name, self.written.facts.get("original")
         if original is not None and original["passed"]:
-            back = f"ddtree-ops rollback {host} --to {original['id']}"
+            return f"ddtree-ops rollback {host} --to {original['id']}"
+        return f"ddtree-ops deploy {host}"
+
+    def _put_back(self) -> str:
+        """Bring back the activation from before; without one that passed, what the inventory says.
+
+        :returns: what serves now.
+        """
+        original = self.written.facts.get("original")
+        self.settings = ()
         error: OpsError | None
         try:
             try:
-                error = self._went_back(original)
+                with self._alone_still():
+                    error = self._went_back(original)
             except OpsError as failure:
                 heed_interruption(failure)
                 error = failure
         except KeyboardInterrupt:
             error = self._interruption()
-            error.state = "one of the configurations of the bench may serve"
         if error is None:
-            return
+            passed = original is not None and original["passed"]
+            return "what ran before the bench is back" if passed else "what the inventory says serves"
+        error.at(host=self.target.name, phase="put back")
         if isinstance(error, Interrupted):
-            error.state = f"{error.state}; what ran before the bench was not put back"
-        error.at(host=self.target.name, phase="put back", state="a configuration of the bench may serve")
-        error.hint = error.hint if isinstance(error, _FailsItsRules) else back
+            error.state, error.hint = self._interrupted_back(original)
+        else:
+            if not self.tried:
+                error.hint = self._back
+            if not error.state or error.state.startswith("nothing was changed"):
+                error.state = _MAY_SERVE
         self._fail(error)
+        return error.state
+
+    def _interrupted_back(self, original: Mapping[str, Any] | None) -> tuple[str, str]:
+        """What an interruption on the way back left, by a look at the host, and the next command."""
+        left = f"{_MAY_SERVE}; what ran before it was not put back"
+        if original is None or not original["passed"]:
+            return left, self._back
+        try:
+            wrong = self._other_than(original)
+            latest = self._history().latest
+        except (OpsError, KeyboardInterrupt):
+            return f"{left}, as far as is known", self._back
+        if wrong:
+            return f"{wrong}; what ran before the bench was not put back", self._back
+        if latest is not None and latest.good:
+            return "what ran before the bench is back", f"ddtree-ops status {self.target.host.name}"
+        return (
+            "what ran before the bench runs again, and is not validated",
+            f"{self._back}   (validates it: nothing is switched any more)",
+        )
 
     def _went_back(self, original: Mapping[str, Any] | None) -> OpsError | None:
         """How it failed; None: it is back, and passed by its own rules."""
@@ -732,7 +900,7 @@ class _Target:
         """Go back without a way back: what passed last is a configuration that was to be measured only, perhaps by looser
         rules. That one serves again only where what was there before the bench does not serve at all.
         """
-        safety = self.safety
+        safety, original = self.safety, self.written.facts.get("original")
         self.safety = replace(safety, rollback=False)
         try:
             result = self._play(playbook, self.target)
@@ -741,20 +909,36 @@ class _Target:
         error = result.error
         if error is None or isinstance(error, LockHeld | LockLost | UnreachableError | Interrupted):
             return error
+        self.tried = True
         if gains_too_little(result.checks):
-            return _FailsItsRules(
+            return CheckFailed(
                 f"what ran before the bench is back, and fails its own rules: {error.message}",
                 state="it serves, as before the bench",
                 hint=f"ddtree-ops smoke {self.target.host.name}",
             )
         self.say(f"what ran before the bench does not serve: {error.message}")
-        instead = self._play(operate.go_back(to=None), self.target).error
-        error.details = (
-            *error.details,
-            f"going back to what passed last failed too: {instead.message}"
-            if instead
-            else "what passed last serves in its place, a configuration of the bench perhaps",
-        )
+        if not error.hint or (original and original["id"] in error.hint):
+            error.hint = f"ddtree-ops logs {self.target.host.name}   (why it does not serve)"
+        try:
+            past = self._history()
+        except OpsError as failure:
+            heed_interruption(failure)
+            error.details = (*error.details, f"what passed last is not known: {failure.message}")
+            return error
+        last = _passed_last(past, original)
+        if last is None:
+            error.details = (*error.details, "nothing else ever passed here")
+            return error
+        self.say(f"goes back to what passed last in its place, activation {last.id}")
+        instead = self._play(operate.go_back(to=last.id), self.target).error
+        if instead is None:
+            what = f"what passed last serves in its place, activation {last.id} of {last.time}"
+            error.state = f"{what}{', which a bench measured' if past.measured(last) else ''}"
+        else:
+            error.details = (*error.details, f"going back to what passed last failed too: {instead.message}")
+            error.state = instead.state
+            if isinstance(instead, Interrupted):
+                self.errors.append(instead)
         return error
 
     def _other_than(self, original: Mapping[str, Any]) -> str:
@@ -775,15 +959,19 @@ class _Target:
         return ""
 
 
+def _passed_last(past: History, original: Mapping[str, Any] | None) -> Activation | None:
+    """The newest that passed, a configuration of a bench too, and is not what was put back and failed. Pure."""
+    failed = [_key(original)] if original else []
+    if past.latest and not past.latest.good:
+        failed.append(_key(_noted(past.latest)))
+    return next((item for item in past.good() if _key(_noted(item)) not in failed), None)
+
+
 def gains_too_little(checks: Iterable[CheckResult]) -> bool:
     """Of a smoke check everything passed, but that speculation gains less than it should: the service serves. Pure."""
     smoke = (each for each in checks if each.name.startswith("smoke."))
     bad = [each for each in smoke if each.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)]
     return bool(bad) and all(each.facts.get(TOO_LITTLE) for each in bad)
-
-
-class _FailsItsRules(CheckFailed):
-    """What is back serves, and its speculation gains less than the inventory asks for."""
 
 
 class _WholeBench(Layout):

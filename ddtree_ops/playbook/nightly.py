@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ddtree_ops.checks.validation.suites import Planned
     from ddtree_ops.deploy.drift import DriftReport
     from ddtree_ops.deploy.preflight.judge import Wanted
+    from ddtree_ops.diagnose.api import DiagnosisReport
 
 __all__ = [
     "Keep",
@@ -71,6 +72,7 @@ __all__ = [
     "parts_of",
     "run_nightly",
     "settled",
+    "told",
 ]
 
 Keep = Callable[[RunReport], None]
@@ -92,6 +94,7 @@ class Wishes:
     :param bench: likewise.
     :param suite: another suite for ``validate``; ``checks``: these checks alone.
     :param golden: a file of recorded answers for ``lossless``, before that of the step.
+    :param again: the command to type again for one host, ``{host}`` in the place of its name.
     :param new_baseline: later runs are compared with this one and those after it, and no earlier one.
     """
 
@@ -101,6 +104,7 @@ class Wishes:
     checks: tuple[str, ...] = ()
     new_baseline: bool = False
     golden: str = ""
+    again: str = "ddtree-ops nightly {host}"
 
 
 @dataclass
@@ -216,6 +220,7 @@ def drift_results(report: DriftReport, *, mended: bool, validated: bool = False)
                 Verdict.SKIPPED if before else Verdict.FAIL,
                 f"{before}{finding.found}; should be: {finding.should}",
                 facts={"severity": finding.severity.value, "names": list(finding.names)},
+                evidence=(Evidence("drift", "\n".join(finding.names)),) if finding.names else (),
                 hint=finding.hint,
             )
         )
@@ -236,6 +241,26 @@ def settled(result: CheckResult, *, works: bool) -> CheckResult:
     if works:
         return replace(result, summary=f"{found}; this nightly's validate passed on that process")
     return replace(result, verdict=Verdict.FAIL, summary=found)
+
+
+def told(results: Sequence[CheckResult], host: str) -> str:
+    """What passed, in a line. Pure.
+
+    :raises CheckFailed: one failed. :raises Inconclusive: none did, and one could not be judged. The message has the name of
+        the first, and how many more there are.
+    """
+    try:
+        return judged(results, host)
+    except (CheckFailed, Inconclusive) as error:
+        names = [one.name for one in results if one.verdict is worst(each.verdict for each in results)]
+        if names:
+            more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
+            error.message = f"{names[0]}: {error.message}{more}"
+        raise
+
+
+def _fine(results: Iterable[CheckResult]) -> bool:
+    return all(one.verdict in (Verdict.PASS, Verdict.SKIPPED) for one in results)
 
 
 def run_nightly(
@@ -351,6 +376,8 @@ class _Night:
 
     def prepare(self) -> None:
         """Find out what is wrong before anything is contacted."""
+        from ddtree_ops.checks.validation.suites import heed_golden
+
         for deploy, playbook in self.deploys.items():
             if playbook.reports:
                 raise ConfigError(
@@ -358,10 +385,14 @@ class _Night:
                     state="nothing was contacted or changed",
                     hint="name one that deploys: ddtree-ops playbook show deploy",
                 )
-        for part in self.parts:
-            for step in part:
-                if isinstance(step, Validate):
-                    self._plan_of(step)
+        steps = [step for part in self.parts for step in part if isinstance(step, Validate)]
+        plans = [self._plan_of(step) for step in steps]
+        for step, plan in zip(steps, plans, strict=True):
+            if not self.wishes.golden:
+                uses = not self.wishes.checks or any(hasattr(one.settings, "golden") for one in plan)
+                heed_golden(plan, step.golden or "" if uses else "")
+        if self.wishes.golden:
+            heed_golden([planned for plan in plans for planned in plan], self.wishes.golden)
         resolve_secrets(self.targets, only=None if self.deploys else API_KEY)
 
     # -- the run ------------------------------------------------------------------------------------------
@@ -389,6 +420,7 @@ class _Night:
     def _run(
         self, playbook: Playbook, targets: Sequence[Target], watch: Watch, **more: Any
     ) -> list[tuple[Target, Result]]:
+        came = threading.Event()
         results = run_playbook(
             playbook,
             targets,
@@ -396,8 +428,10 @@ class _Night:
             report=self._report,
             reconnect=self.reconnect,
             watch=watch,
+            interrupted=came,
             **more,
         )
+        self._interrupted = self._interrupted or came.is_set()
         return list(zip(targets, results, strict=True))
 
     def _look(self, part: tuple[Step, ...], targets: Sequence[Target]) -> None:
@@ -559,7 +593,7 @@ class _Night:
         seen.codes.append(error.exit_code)
         if isinstance(error, Interrupted):
             changed = error.state not in ("", "nothing was changed")
-            again = error.hint if changed else f"ddtree-ops nightly {seen.target.host.name}"
+            again = error.hint if changed else self.wishes.again.replace("{host}", seen.target.host.name)
             seen.checks.append(
                 CheckResult(
                     "interrupted",
@@ -639,7 +673,7 @@ class _Night:
 
         assert isinstance(step, Validate)
         target, seen, frame = deployment.target, self.seen[_key(deployment.target)], deployment.frame
-        deployment.worth_explaining = True
+        before, deployment.worth_explaining = deployment.worth_explaining, True
 
         def keep(result: CheckResult) -> None:
             deployment.checks.append(frame.own(result))
@@ -664,6 +698,7 @@ class _Night:
                 api_key=key,
                 shared=self._shared(seen, step),
                 on_result=keep,
+                named=self.wishes.checks,
             )
             with self._guard:
                 passed = {check.name for check in found.checks if check.ok}
@@ -676,7 +711,8 @@ class _Night:
                 seen.facts.update(
                     {name: value for name, value in found.facts.items() if name not in seen.facts}
                 )
-            judged(found.checks, target.host.name)
+            deployment.worth_explaining = before or not _fine(found.checks)
+            told(found.checks, target.host.name)
             frame.note = f"{count(sum(check.ok for check in found.checks), 'check')} passed"
 
     def _shared(self, seen: _Seen, step: Validate) -> dict[str, Any]:
@@ -723,6 +759,11 @@ class _Night:
                 result = replace(result, hint=hint_for(found, target.host.name, target.service.unit))
             if result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
                 result = replace(result, hint=with_command(result.hint, target.host.name))
+                if run := _run_of(deployment, found):
+                    look = f"ddtree-ops diagnose {target.host.name} --invocation {run}"
+                    remedy = found.root.remedy if found.root is not None else ""
+                    result = replace(result, hint="; ".join(part for part in (remedy, look) if part))
+                deployment.worth_explaining = True
             figures = self._load(deployment)
             with self._guard:
                 seen.figures = figures
@@ -754,8 +795,9 @@ class _Night:
             results = trend(seen.report(), self._past(seen), runs=step.runs or RUNS)
             compared = [one for one in results if one.verdict is not Verdict.SKIPPED]
             deployment.checks += map(deployment.frame.own, results)
+            deployment.worth_explaining = deployment.worth_explaining or not _fine(results)
             if compared:
-                deployment.frame.note = judged(results, deployment.target.host.name)
+                deployment.frame.note = told(results, deployment.target.host.name)
             else:
                 deployment.frame.note = results[0].summary
 
@@ -767,7 +809,7 @@ class _Night:
     def _judge(self, deployment: Deployment, results: Sequence[CheckResult]) -> None:
         """Keep results. :raises CheckFailed: one failed. :raises Inconclusive: none did, and one could not be judged."""
         deployment.checks += map(deployment.frame.own, results)
-        judged(results, deployment.target.host.name)
+        told(results, deployment.target.host.name)
         passed = sum(result.ok for result in results)
         deployment.frame.note = (
             results[0].summary if len(results) == 1 else f"{count(passed, 'check')} passed"
@@ -792,3 +834,19 @@ class _Night:
 
 def _key(target: Target) -> tuple[str, str]:
     return target.host.name, target.service.name
+
+
+def _run_of(deployment: Deployment, found: DiagnosisReport) -> str:
+    """The run of the unit that wrote of the root cause; empty where there is none, or its entries are gone."""
+    first = moment_of(found.root.first) if found.root is not None else None
+    if first is None:
+        return ""
+    entries = deployment.control.entries(
+        invocation="all",
+        since=first.isoformat(),
+        until=(first + timedelta(seconds=1)).isoformat(),
+    )
+    try:
+        return next((entry.invocation for entry in entries if entry.invocation), "")
+    finally:
+        entries.close()

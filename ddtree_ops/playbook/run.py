@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.guard import Safety
@@ -59,6 +59,7 @@ Perform = Mapping[str, Callable[[Deployment, Step], None]]
 Watch = Callable[[Deployment, Step, OpsError | None], None]
 """Told of every step that was done, and how it failed; from several threads at once."""
 
+_T = TypeVar("_T")
 _SIGNALS_EVERY_S = 0.2
 _TOUCHING = ("activate", "start", "stop", "restart", "go_back")
 _WORST_FIRST = (
@@ -87,6 +88,7 @@ def run_playbook(
     safety: Safety | None = None,
     perform: Perform | None = None,
     watch: Watch | None = None,
+    interrupted: threading.Event | None = None,
 ) -> list[Result]:
     """One result a target, in the order of ``targets``.
 
@@ -99,6 +101,7 @@ def run_playbook(
     :param reconnect: opens a further connection to a target's host, for confirming; left out: ``connect``.
     :param safety: how failures are guarded against.
     :param perform: what does steps that are not a deployment's own; ``watch``: is told of every step.
+    :param interrupted: is set once an interruption came: also one that came too late to be any result's.
     :raises ConfigError: a unit that cannot be written, before any host is changed.
     """
     for target in targets:
@@ -108,6 +111,7 @@ def run_playbook(
     report = _Told(report)
     run = _Run(playbook, connect, report, bundles, expected or {}, reconnect or connect, safety or Safety())
     run.perform, run.watch = perform or {}, watch
+    run.interrupted = interrupted or run.interrupted
     for target in in_turn(targets):
         run.groups.setdefault(target.host.name, []).append(target)
     run.members = locksteps(targets, run.interrupted)
@@ -159,23 +163,32 @@ class _Run:
     def one_host(self, host: str) -> list[Result]:
         """Results of a host's services, one after the other in one session; whatever happens is this host's alone."""
         group = self.groups[host]
+        begun: list[Deployment] = []
         results: list[Result] = []
         try:
             try:
-                self._one_host(host, results)
+                self._one_host(host, begun, results)
             except Exception as error:
                 heed_interruption(error)
                 self._leave(group, internal_error(error, host=host, phase="run"))
                 state = "what was done on the host is not known: look at it"
                 results += [self._defect(target, error, "run", state) for target in group[len(results) :]]
-        except KeyboardInterrupt:  # here or while it connected: each service's own is in its result
+        except KeyboardInterrupt:
             self.interrupted.set()
-            results += [self._not_begun(target) for target in group[len(results) :]]
-        finally:
-            self._leave(group, OpsError(f"{host} went no further", host=host))
-        return results
+        return persevering(lambda: self._completed(group, begun, results))
 
-    def _one_host(self, host: str, results: list[Result]) -> None:
+    def _completed(
+        self, group: Sequence[Target], begun: Sequence[Deployment], results: Sequence[Result]
+    ) -> list[Result]:
+        """With results of what an interruption came before or came into: here, for it was not the service's own."""
+        self._leave(group, OpsError(f"{group[0].host.name} went no further", host=group[0].host.name))
+        found = list(results)
+        for number, target in enumerate(group[len(found) :], len(found)):
+            cut = number < len(begun)
+            found.append(_cut(self, begun[number]) if cut else self._not_begun(target))
+        return found
+
+    def _one_host(self, host: str, begun: list[Deployment], results: list[Result]) -> None:
         group = self.groups[host]
         try:
             session = self.connect(group[0])
@@ -200,6 +213,7 @@ class _Run:
                 if number > 1 and self.interrupted.is_set():
                     raise KeyboardInterrupt
                 deployment = self._deployment(target, session)
+                begun.append(deployment)
                 results.append(_run_one(self, deployment))
                 if number < len(group):
                     deployment.hold.release()
@@ -274,6 +288,16 @@ class _Run:
         return Result(target.name, target.service.name, Outcome.FAILED, error=found)
 
 
+def persevering(work: Callable[[], _T]) -> _T:
+    """Do it, and again from the beginning where an interruption comes: what one interruption was for is not lost to the
+    next. For what ends soon."""
+    while True:
+        try:
+            return work()
+        except KeyboardInterrupt:
+            continue
+
+
 def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[str, list[Result]]:
     """Results by host, in the batches of the rollout."""
     plan = batches(units_of(targets), rollout)
@@ -312,9 +336,10 @@ def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[
                     reason = reason_to_stop(plan, rollout, passed)
         except KeyboardInterrupt:
             reason = "the run was interrupted"
-            run.interrupt()
+            persevering(run.interrupt)
         while pending:
-            gather(None)
+            persevering(lambda: gather(None))
+        persevering(pool.shutdown)
     left = [host for host in run.groups if host not in results]
     if left:
         message = f"stopped: {reason}; not started: {_some(left)}"
@@ -384,7 +409,7 @@ def _known_bundles(playbook: Playbook, targets: Iterable[Target]) -> dict[str, B
 
 
 def _run_one(run: _Run, deployment: Deployment) -> Result:
-    target, playbook, report, interrupted = deployment.target, run.playbook, run.report, run.interrupted
+    playbook, interrupted = run.playbook, run.interrupted
     try:
         failure = (_run_all_steps if playbook.reports else _run_steps)(run, deployment)
         if any(step.kind == "push" for step in playbook.steps) and not isinstance(failure, UnreachableError):
@@ -392,9 +417,20 @@ def _run_one(run: _Run, deployment: Deployment) -> Result:
     except KeyboardInterrupt:
         interrupted.set()
     if interrupted.is_set():
-        failure = _interruption(deployment)
-    if isinstance(failure, Interrupted):
-        report(Event(EventKind.FAIL, target.name, "interrupted", deployment.hold.left, elapsed_s=0.0))
+        return _cut(run, deployment)
+    return _result(deployment, failure)
+
+
+def _cut(run: _Run, deployment: Deployment) -> Result:
+    """The result of a target that was interrupted."""
+    failure = _interruption(deployment)
+    left = deployment.hold.left
+    run.tell(Event(EventKind.FAIL, deployment.target.name, "interrupted", left, elapsed_s=0.0))
+    return _result(deployment, failure)
+
+
+def _result(deployment: Deployment, failure: OpsError | None) -> Result:
+    target = deployment.target
     return Result(
         target.name,
         target.service.name,

@@ -316,7 +316,7 @@ def figure_results(now: TargetReport, past: Past, *, runs: int = RUNS) -> list[C
         bad = [key for key in broken if key[1] == name]
         if bad:
             text = f"{_label(bad[0]) or name}: {name} is {broken[bad[0]]}, and that is no number"
-            hint = "see the check that measures it"
+            hint = _measuring(bad[0][0], now)
             results.append(
                 CheckResult(f"trend.{name}", Verdict.INCONCLUSIVE, text, host=now.target, hint=hint)
             )
@@ -363,11 +363,29 @@ def _judge(
 def _missing(
     name: str, now: TargetReport, values: Mapping[Key, Figure], earlier: Sequence[TargetReport]
 ) -> list[Key]:
-    """Figures that the newest comparable run had and this one has not, although the same check was run."""
-    if not earlier:
+    """Figures that the newest comparable run of the same checks had and this one has not, although their check was run."""
+    before = next((target for target in reversed(earlier) if _asked(target) == _asked(now)), None)
+    if before is None:
         return []
     ran = {check.name for check in now.checks if check.verdict is not Verdict.SKIPPED}
-    return [key for key in _values(earlier[-1]) if key[1] == name and key not in values and (key[0] in ran)]
+    return [key for key in _values(before) if key[1] == name and key not in values and key[0] in ran]
+
+
+def _asked(target: TargetReport) -> set[str]:
+    """The checks of a validation that a run asked: a suite, or some of one, after which fewer figures can be had."""
+    from ddtree_ops.checks.validation.registry import checks
+
+    return checks().keys() & {check.name for check in target.checks}
+
+
+def _measuring(check: str, now: TargetReport) -> str:
+    """The command that runs a check again: a standing one by the others, for it asks nothing itself."""
+    from ddtree_ops.checks.validation.registry import checks
+
+    found = checks().get(check)
+    if found is None:
+        return f"ddtree-ops status {now.target}"
+    return f"ddtree-ops validate {now.target}" + ("" if found.standing else f" --check {check}")
 
 
 def _label(key: Key) -> str:
@@ -407,7 +425,7 @@ def _result(
     elif missing:
         verdict = Verdict.INCONCLUSIVE
         summary = f"not measured now, and it was in the run before: {_label(missing[0]) or name}"
-        hint = "see the check that measures it"
+        hint = _measuring(missing[0][0], now)
     elif enough:
         verdict = Verdict.PASS
         key = min(enough, key=lambda one: (one not in better, one))
@@ -548,7 +566,7 @@ def new_failures(now: TargetReport, past: Past) -> CheckResult:
     elif found:
         summary = f"nothing new: {count(len(found), 'failure')} seen before in {runs}"
     else:
-        summary = f"no failure, and {runs} to compare with"
+        summary = f"no signature of a failure in the journal; {runs} to compare with"
     return CheckResult(
         name,
         verdict,

@@ -205,7 +205,8 @@ def _evidence(source: str, text: str, line: int | None, time: str) -> str:
 
 
 def _diagnosis(item: Mapping[str, Any]) -> str:
-    parts = [f"<h3>Diagnosis of {escape(str(item.get('source') or 'the journal'))}</h3>"]
+    source = str(item.get("source") or "")
+    parts = [f"<h3>Diagnosis of the journal{f': {escape(source)}' if source else ''}</h3>"]
     parts.append(f"<p>{badge(str(item.get('verdict', '')))} {escape(str(item.get('headline', '')))}</p>")
     for found in item.get("diagnoses") or ():
         if not isinstance(found, dict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from ddtree_ops.deploy.history import BENCH
 from ddtree_ops.report.summary import indented, print_plan, say
 from ddtree_ops.results import Verdict
 from ddtree_ops.wording import count
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddtree_ops.deploy.audit import HostAudit
     from ddtree_ops.deploy.goback import Back
-    from ddtree_ops.deploy.history import History
+    from ddtree_ops.deploy.history import Activation, History
     from ddtree_ops.deploy.releases import HostReleases, Pruned, Release
 
 __all__ = ["print_audit", "print_history", "print_pruned", "print_releases", "print_way_back"]
@@ -100,7 +101,7 @@ def print_history(
         word, style = _VERDICT[item.verdict]
         line = Text.assemble(
             f"{_time(item.time)}  ",
-            (f"{item.reason:<9}", "bold"),
+            (f"{_act(item):<9}", "dim" if item.command == BENCH else "bold"),
             f" {item.release[:12]} {item.runtime}".rstrip() + "  ",
             (word, style),
         )
@@ -110,6 +111,11 @@ def print_history(
         if item.summary and item.verdict is not Verdict.PASS:
             indented(console, item.summary, 4, "dim")
     _damaged(console, history.damaged, "the history")
+
+
+def _act(activation: Activation) -> str:
+    """What was done; a deploy that a bench made to measure is no deploy of anybody's."""
+    return BENCH if (activation.command, activation.reason) == (BENCH, "deploy") else activation.reason
 
 
 def print_way_back(console: Console, host: str, back: Back) -> None:

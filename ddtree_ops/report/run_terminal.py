@@ -107,8 +107,8 @@ def _target(console: Console, target: TargetReport, verbose: bool, where: str, s
 
 
 def _shortened(checks: Sequence[CheckResult]) -> list[CheckResult]:
-    """The checks with what was said before left out: a consequence of an earlier failure keeps its line alone, and a piece
-    of evidence is shown once.
+    """The checks with what was said before left out: a consequence of an earlier failure keeps its line and the next command
+    alone, and a piece of evidence is shown once.
     """
     short: list[CheckResult] = []
     failed: list[CheckResult] = []
@@ -118,7 +118,7 @@ def _shortened(checks: Sequence[CheckResult]) -> list[CheckResult]:
             short.append(check)
             continue
         if any(_follows(check, earlier) for earlier in failed):
-            short.append(replace(check, evidence=(), hint=""))
+            short.append(replace(check, evidence=()))
         else:
             fresh = tuple(each for each in check.evidence if (each.source, each.text) not in seen)
             short.append(replace(check, evidence=fresh))

@@ -20,12 +20,30 @@ from ddtree_ops.runreport import SCHEMA, RunReport
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["REPORT", "json_text", "own_folder", "read_report", "write_file", "write_report"]
+__all__ = ["REPORT", "json_text", "own_folder", "read_report", "refuse_others", "write_file", "write_report"]
 
 REPORT = "report.json"
 """Name of the JSON document: the others are drawn from what it holds."""
 _SHOWN = 5
 _KEPT = 60
+
+
+def refuse_others(directory: Path, command: str) -> None:
+    """A folder may hold the report of an earlier run of the same command, which is written over, and no other's.
+
+    :raises UsageError: it holds the report of another command.
+    """
+    try:
+        found = json.loads((directory / REPORT).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    other = found.get("command") if isinstance(found, dict) else None
+    if isinstance(other, str) and other != command:
+        raise UsageError(
+            f"{directory} holds the report of another command: {other} {found.get('id', '')}".rstrip(),
+            state="nothing was contacted or changed",
+            hint="name another folder: --report-dir DIR",
+        )
 
 
 def own_folder(reports: Path, id: str, *, prefix: str = "") -> Path:

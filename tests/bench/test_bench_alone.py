@@ -16,8 +16,9 @@ from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.history import activation_line, new_activation, verdict_line
 from ddtree_ops.deploy.outcome import Outcome
 from ddtree_ops.errors import ExitCode, LockHeld, UnreachableError
-from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Speculative, Target
+from ddtree_ops.inventory.models import Health, Host, RuntimeSpec, Service, Speculative, Target
 from ddtree_ops.playbook import bench
+from ddtree_ops.remote.session import LockState
 from ddtree_ops.results import Verdict
 from ddtree_ops.runreport import RunReport
 
@@ -42,6 +43,8 @@ class Session:
 
     def __init__(self, files: dict[str, bytes] | None = None, holder: dict[str, Any] | None = None) -> None:
         self.files, self.holder, self.locks = files or {}, holder, []
+        self.held: bool | None = True
+        """Whether a lock of ours is still ours; None: the session has ended."""
 
     def read_file(self, path: str) -> bytes | None:
         return self.files.get(path)
@@ -50,10 +53,16 @@ class Session:
         self.locks.append((path, owner["command"], lease))
         return self.holder
 
+    def check_lock(self, path: str, lock_id: str) -> LockState:
+        assert (path, bool(lock_id)) == (f"{SERVICE_DIR}/bench.lock", True)
+        if self.held is None:
+            raise UnreachableError("the session ended", host="h")
+        return LockState(self.held, None if self.held else HOLDER, 0.0 if self.held else 55.0)
 
-def one_target(said: list[str], session: Session) -> Any:
+
+def one_target(said: list[str], session: Session, **more: Any) -> Any:
     book = bench._Book(RunReport("bench", "1", "now"), lambda report: None)
-    safety = Safety(command="bench", again="ddtree-ops bench {host} --yes")
+    safety = Safety(command="bench", again="ddtree-ops bench {host} --yes", **more)
     plan = (Configuration("dflash"),)
     return bench._Target(
         target(),
@@ -94,7 +103,13 @@ def interrupted_underneath() -> None:
 def test_an_interruption_under_another_error_is_one_and_what_ran_before_is_put_back(monkeypatch):
     one = one_target([], Session())
     put_back: list[bool] = []
-    monkeypatch.setattr(one, "_put_back", lambda: put_back.append(True))
+
+    def back() -> str:
+        put_back.append(True)
+        one._fail(LockHeld("somebody deploys"))
+        return "this serves"
+
+    monkeypatch.setattr(one, "_put_back", back)
 
     def measured(*given: Any) -> None:
         one.touched = True
@@ -102,8 +117,77 @@ def test_an_interruption_under_another_error_is_one_and_what_ran_before_is_put_b
 
     monkeypatch.setattr(one, "_configuration", measured)
     one.run()
-    assert [error.exit_code for error in one.errors] == [ExitCode.INTERRUPTED]
+    codes = [error.exit_code for error in one.errors]
+    assert codes == [ExitCode.LOCK_HELD, ExitCode.INTERRUPTED], "how to go on comes last"
+    assert one.errors[-1].state == "this serves; what was measured is in the report"
     assert put_back == [True]
+
+
+def test_an_interruption_while_it_connects_is_one(monkeypatch):
+    one = one_target([], Session())
+    monkeypatch.setattr(one, "connect", lambda target: interrupted_underneath())
+    one.run()
+    assert [error.exit_code for error in one.errors] == [ExitCode.INTERRUPTED]
+
+
+@pytest.mark.parametrize("held", [False, None])
+def test_a_lock_that_was_lost_is_noticed_before_a_configuration(monkeypatch, held):
+    """Somebody else's: nothing is put back under it. Only the connection ended: it is taken again for the way back."""
+    session = Session()
+    one = one_target([], session)
+    one._write(facts={"starts": {"dflash": "a" * 32}})
+    monkeypatch.setattr(one, "_configuration", lambda *given: pytest.fail("it is not alone"))
+    back: list[int] = []
+    monkeypatch.setattr(one, "_went_back", lambda original: back.append(len(session.locks)))
+    session.held = held
+    one.run()
+    (error,) = one.errors
+    if held is False:
+        assert "the lock of this whole bench was lost: ann on desk holds" in error.message
+        assert error.state == "a configuration of the bench may serve; what ran before it was not put back"
+        assert "ddtree-ops deploy h" in error.hint
+    else:
+        assert isinstance(error, UnreachableError)
+    assert back == ([] if held is False else [2])
+
+
+def test_somebody_elses_lock_of_the_service_ends_it_and_nothing_is_put_back_under_it(monkeypatch):
+    one = one_target([], Session())
+    monkeypatch.setattr(one, "_put_back", lambda: pytest.fail("it is theirs"))
+
+    def measured(*given: Any) -> None:
+        one.touched = True
+        raise LockHeld("ann deploys", state="nothing was changed")
+
+    monkeypatch.setattr(one, "_configuration", measured)
+    one.run()
+    (error,) = one.errors
+    assert error.state == "a configuration of the bench may serve; what ran before it was not put back"
+
+
+def test_it_waits_for_the_lock_of_another_bench_as_long_as_asked(monkeypatch):
+    waited: list[float] = []
+    monkeypatch.setattr(bench, "take_lock", lambda *given, wait, **more: waited.append(wait))
+    with one_target([], Session(), lock_wait=7200.0)._alone():
+        pass
+    assert waited == [7200.0]
+
+
+def test_the_floor_of_the_inventory_is_handed_to_what_measures(monkeypatch):
+    one = one_target([], Session())
+    one.target = target(service(health=Health(min_accept_length=1.5)))
+    given: dict[str, Any] = {}
+
+    def made(*these: Any, **more: Any) -> None:
+        given.update(more)
+        raise UnreachableError("far enough")
+
+    monkeypatch.setattr(bench, "Bench", made)
+    monkeypatch.setattr(bench, "locked", lambda *given: nullcontext("id"))
+    monkeypatch.setattr(one, "_runs_still", lambda configuration: True)
+    with pytest.raises(UnreachableError):
+        one._configuration(Configuration("dflash"), ())
+    assert given["floor"] == 1.5
 
 
 def test_what_runs_already_is_restarted_for_a_start_of_its_own(monkeypatch):

@@ -186,7 +186,7 @@ class TestStory:
         assert all("concurrency" not in bar.labels for bar in bars)
         assert set(target.facts["acceptance_samples"]) == {"ddtree-b32-k8"}
         assert {figure.source for figure in figures_named(figures, "ttft")} == {"own load generator"}
-        assert set(target.facts["recommended"]) == {"1", "2", "4"}
+        assert "recommended" not in target.facts, "one that passed is faster than nothing"
 
     def test_6_what_does_not_start_was_a_failed_point_and_the_others_went_on(self, desk):
         target = desk.report("first")

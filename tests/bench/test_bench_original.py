@@ -13,9 +13,18 @@ from ddtree_ops.checks.bench import measuring
 from ddtree_ops.checks.bench.points import Configuration, Point
 from ddtree_ops.checks.engine import ServerInfo
 from ddtree_ops.checks.speculation import TOO_LITTLE
+from ddtree_ops.deploy.earlier import way_back
 from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.history import History, new_activation
-from ddtree_ops.errors import CheckFailed, ExitCode, Inconclusive, Interrupted
+from ddtree_ops.errors import (
+    CheckFailed,
+    ExitCode,
+    Inconclusive,
+    Interrupted,
+    LockHeld,
+    PreflightError,
+    UnreachableError,
+)
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.playbook import bench
 from ddtree_ops.results import CheckResult, Verdict
@@ -30,7 +39,7 @@ def one_target(said: list[str]) -> Any:
     service = Service(unit="s.service", runtime="r", venv="/v", model="/m")
     target = Target(host=Host(name="h"), service=service, runtime=RuntimeSpec(name="r"))
     book = bench._Book(RunReport("bench", "1", "now"), lambda report: None)
-    return bench._Target(
+    one = bench._Target(
         target,
         (TREE,),
         bench.BenchOptions(),
@@ -39,6 +48,8 @@ def one_target(said: list[str]) -> Any:
         lambda event: said.append(event.message),
         Safety(command="bench"),
     )
+    one.holder = SimpleNamespace(check_lock=lambda *given: SimpleNamespace(held=True))  # type: ignore[assignment]
+    return one
 
 
 def activation(release: str, command: str, verdict: Verdict = Verdict.PASS) -> Any:
@@ -101,17 +112,20 @@ def test_what_gains_too_little_serves_all_the_same(checks, little):
     assert bench.gains_too_little(checks) is little
 
 
-def played_back(monkeypatch: pytest.MonkeyPatch, *results: Any) -> tuple[Any, list[tuple[Any, bool]]]:
+def played_back(
+    monkeypatch: pytest.MonkeyPatch, *results: Any, past: History | None = None, wrong: str = ""
+) -> tuple[Any, list[tuple[Any, bool]]]:
     """A bench whose attempts to go back end so; where each went, and whether it was armed."""
     one, played, left = one_target([]), [], list(results)
+    past = past or History((activation("b", "bench"),))
 
     def play(playbook: Any, target: Target) -> Any:
         played.append((playbook.steps[0].arguments.get("to"), one.safety.rollback))
         return left.pop(0)
 
     one._write(facts={"original": ORIGINAL})
-    monkeypatch.setattr(one, "_history", lambda: History((activation("b", "bench"),)))
-    monkeypatch.setattr(one, "_other_than", lambda original: "")
+    monkeypatch.setattr(one, "_history", lambda: past)
+    monkeypatch.setattr(one, "_other_than", lambda original: wrong)
     monkeypatch.setattr(one, "_play", play)
     one._put_back()
     return one, played
@@ -131,16 +145,94 @@ def test_put_back_it_stays_though_its_speculation_gains_nothing_any_more(monkeyp
 
 
 def test_where_it_does_not_serve_any_more_what_passed_last_does(monkeypatch):
-    one, played = played_back(monkeypatch, ended(CheckFailed("500"), SILENT), ended())
+    """By its id: a rollback that names none leaves out what a bench measured, and here there is nothing else."""
+    again = f"ddtree-ops rollback h --to {ORIGINAL['id']}"
+    measured = replace(activation("b", "bench"), id="20261130T090000.000-bbbbbb")
+    past = History(
+        (
+            replace(activation("a", "deploy"), id=ORIGINAL["id"]),
+            measured,
+            replace(activation("a", "bench", Verdict.FAIL), reason="rollback"),
+        )
+    )
+    one, played = played_back(monkeypatch, ended(CheckFailed("500", hint=again), SILENT), ended(), past=past)
     (error,) = one.errors
     assert error.message == "500"
-    assert "what passed last serves in its place" in error.details[-1]
-    assert played == [(ORIGINAL["id"], False), (None, True)]
+    assert error.state.startswith(f"what passed last serves in its place, activation {measured.id} of ")
+    assert error.state.endswith(", which a bench measured")
+    assert error.hint.startswith("ddtree-ops logs h")
+    assert played == [(ORIGINAL["id"], False), (measured.id, True)]
+    assert way_back(past, ("a" * 64, "u"), played[-1][0]) == measured
+    with pytest.raises(PreflightError, match="but for what a bench measured"):
+        way_back(past, ("a" * 64, "u"))
+
+
+def test_an_interruption_in_its_place_ends_the_whole_bench(monkeypatch):
+    past = History((activation("b", "bench"),))
+    one, played = played_back(monkeypatch, ended(CheckFailed("500")), ended(Interrupted("stop")), past=past)
+    assert [type(error) for error in one.errors] == [Interrupted, CheckFailed]
+    assert len(played) == 2
+
+
+def test_where_nothing_else_passed_it_says_so_and_tries_nothing(monkeypatch):
+    past = History(
+        (replace(activation("a", "deploy"), id=ORIGINAL["id"]), activation("c", "bench", Verdict.FAIL))
+    )
+    one, played = played_back(monkeypatch, ended(CheckFailed("500"), SILENT), past=past)
+    (error,) = one.errors
+    assert error.details[-1] == "nothing else ever passed here"
+    assert ORIGINAL["id"] not in error.hint
+    assert played == [(ORIGINAL["id"], False)]
 
 
 def test_an_interrupted_way_back_is_not_followed_by_another(monkeypatch):
     _, played = played_back(monkeypatch, ended(Interrupted("interrupted")))
     assert played == [(ORIGINAL["id"], False)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "state", "hint"),
+    [
+        ("", "what ran before the bench runs again, and is not validated", "(validates it"),
+        (
+            "release bbbbbbbbbbbb runs",
+            "release bbbbbbbbbbbb runs; what ran before the bench was not put back",
+            f"ddtree-ops rollback h --to {ORIGINAL['id']}",
+        ),
+    ],
+)
+def test_interrupted_on_the_way_back_it_says_what_the_host_runs(monkeypatch, wrong, state, hint):
+    past = History((replace(activation("a", "bench"), verdict=None, reason="rollback"),))
+    one, _ = played_back(monkeypatch, ended(Interrupted("interrupted")), past=past, wrong=wrong)
+    (error,) = one.errors
+    assert (error.state, hint in error.hint) == (state, True), error.hint
+    monkeypatch.setattr(one, "_history", lambda: History((activation("a", "bench"),)))
+    if not wrong:
+        assert one._interrupted_back(ORIGINAL)[0] == "what ran before the bench is back", (
+            "it had passed already"
+        )
+
+
+def test_what_was_touched_is_said_over_an_errors_own_nothing_was_changed(monkeypatch):
+    one, _ = played_back(monkeypatch, ended(LockHeld("ann holds it", state="nothing was changed")))
+    (error,) = one.errors
+    assert error.state == "a configuration of the bench may serve"
+
+
+def test_an_interruption_under_an_error_on_the_way_back_is_one(monkeypatch):
+    one = one_target([])
+    one._write(facts={"original": ORIGINAL})
+    monkeypatch.setattr(one, "_other_than", lambda original: "another")
+
+    def broken() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise UnreachableError("the session ended")  # noqa: B904
+
+    monkeypatch.setattr(one, "_history", broken)
+    one._put_back()
+    assert [error.exit_code for error in one.errors] == [ExitCode.INTERRUPTED]
 
 
 @pytest.mark.parametrize(

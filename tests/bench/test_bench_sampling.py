@@ -101,6 +101,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch, *, serves: bool, **facts: Any) -> t
     monkeypatch.setattr(one, "_configuration", lambda *given: sent.append(given))
     monkeypatch.setattr(one, "_put_back", lambda: None)
     monkeypatch.setattr(one, "_alone", nullcontext)
+    monkeypatch.setattr(one, "_need_alone", lambda: None)
     one.run()
     assert one.errors == []
     return sent, one.written

@@ -23,18 +23,22 @@ from ddtree_ops.checks.validation.acceptance_judging import (
     total_counts,
 )
 from ddtree_ops.checks.validation.acceptance_prompts import Ask, kinds, pick_prompts, render
+from ddtree_ops.checks.validation.base import CHECKS
 from ddtree_ops.checks.validation.golden import (
     Golden,
     Spoken,
     answer_of,
+    demand_room,
     load,
     other_target,
     save,
     server_facts,
     with_gaps,
 )
+from ddtree_ops.checks.validation.lossless import Lossless, _baseline
 from ddtree_ops.checks.validation.lossless_judging import Answer
-from ddtree_ops.errors import ConfigError, Inconclusive, OpsError
+from ddtree_ops.checks.validation.suites import Planned, heed_golden
+from ddtree_ops.errors import ConfigError, Inconclusive, OpsError, UsageError
 from ddtree_ops.noise import compare
 from ddtree_ops.results import Verdict
 
@@ -299,25 +303,46 @@ def test_a_golden_file_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"schema": 2}, "schema 2"),
         ({"prompts": []}, "it holds no prompt"),
         ({"prompts_sha256": "00"}, "not those that it was recorded with"),
-        ({"batch": None}, "no golden file"),
-        ({"sampling": {}}, "no golden file"),
+        ({"batch": None}, "a damaged golden file$"),
+        ({"sampling": {}}, "a damaged golden file"),
     ],
 )
 def test_a_damaged_golden_file_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "golden.json"
     path.write_text(json.dumps({**GOLDEN.to_json(), **change}))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         load(path)
+    assert caught.value.hint.endswith(f"--record {path}"), "what is ours may be recorded anew"
+    assert demand_room(path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "# notes", "[" * 100_000, "\udcff"])
 def test_what_is_no_golden_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "golden.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="no golden file"):
+    path.write_text(text, "utf-8", "surrogateescape")
+    with pytest.raises(
+        ConfigError, match=r"no golden file: it is (not JSON|JSON of another kind)$"
+    ) as caught:
         load(path)
-    with pytest.raises(ConfigError, match="No such file"):
+    assert str(path) not in caught.value.hint, "nothing else is to be overwritten"
+    with pytest.raises(UsageError, match="would be overwritten"):
+        demand_room(path)
+    with pytest.raises(ConfigError, match="there is no such file") as caught:
         load(tmp_path / "none.json")
+    assert caught.value.hint.endswith("none.json")
+    assert not demand_room(tmp_path / "none.json")
+
+
+def test_the_golden_file_of_the_command_comes_before_that_of_the_suite(tmp_path: Path) -> None:
+    path = tmp_path / "golden.json"
+    save(GOLDEN, path)
+    elsewhere = Lossless(golden=str(tmp_path / "none.json"))
+    ctx: Any = SimpleNamespace(shared={"golden": str(path)}, host="h")
+    assert _baseline(ctx, elsewhere) == replace(GOLDEN, source=str(path))
+    plan = [Planned(CHECKS["lossless"], elsewhere)]
+    heed_golden(plan, str(path))
+    with pytest.raises(ConfigError, match=r"none\.json: there is no such file"):
+        heed_golden(plan)
 
 
 def test_a_folder_that_is_a_file_takes_no_golden_file(tmp_path: Path) -> None:

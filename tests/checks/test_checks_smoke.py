@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddtree_ops.checks.engine import Chat, Generation, ServerInfo
+from ddtree_ops.checks import smoke
+from ddtree_ops.checks.engine import Chat, EngineError, Generation, ServerInfo
 from ddtree_ops.checks.port import sort_holders
 from ddtree_ops.checks.smoke import judge_completion
 from ddtree_ops.checks.speculation import judge_graphs, judge_speculation, summarise_decode
-from ddtree_ops.inventory.models import Service, Speculative
-from ddtree_ops.results import Verdict
+from ddtree_ops.inventory.models import Health, Host, RuntimeSpec, Service, Speculative, Target
+from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.service.control import PortOwner
+from ddtree_ops.service.state import UnitState
 
 DECODE = (
     "[2026-11-29 14:15:53] Decode batch, #running-req: 1, #token: 86, token usage: 0.00, accept len: {length}, "
@@ -194,3 +197,48 @@ def test_the_port_must_be_the_units_alone() -> None:
     nobody = sort_holders([], 30001, "x.service")
     assert not nobody.owned
     assert nobody.describe() == "nothing listens on port 30001"
+
+
+@pytest.mark.parametrize(
+    ("judged", "asked", "least"),
+    [(True, None, 1.5), (False, None, None), (False, 2.0, 2.0), (True, 2.0, 2.0)],
+)
+def test_speculation_is_judged_by_the_rules_of_the_service(
+    monkeypatch: pytest.MonkeyPatch, judged: bool, asked: float | None, least: float | None
+) -> None:
+    """Without ``judge_speculation`` it need not gain, and the floor of the inventory does not hold."""
+    state = UnitState.parse(
+        {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "7"}
+        | {"InvocationID": "a" * 32, "NRestarts": "0"}
+    )
+    control = SimpleNamespace(state=lambda: state, cursor=lambda: None, entries=lambda **given: ())
+    given: dict[str, Any] = {}
+
+    class Silent:
+        """An engine that answers no request; the unit holds."""
+
+        def __init__(self, *given: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *given: object) -> None: ...
+
+        def models(self) -> None:
+            raise EngineError("busy", kind="status", status=503)
+
+    def judge(*these: Any, **more: Any) -> CheckResult:
+        given.update(more)
+        return CheckResult("smoke.speculation", Verdict.PASS, "")
+
+    monkeypatch.setattr(smoke, "UnitControl", lambda session, unit: control)
+    monkeypatch.setattr(smoke, "EngineClient", Silent)
+    monkeypatch.setattr(smoke, "hold_unit", lambda *given: (None, state, 1))
+    monkeypatch.setattr(smoke, "prepare", lambda: None)
+    monkeypatch.setattr(smoke, "port_holders", lambda *given: sort_holders((), "x.service", "system.slice"))
+    monkeypatch.setattr(smoke, "_finish", lambda *given: None)
+    monkeypatch.setattr(smoke, "judge_speculation", judge)
+    health = Health(min_accept_length=1.5, judge_speculation=judged)
+    target = Target(host=Host(name="h"), service=service(health=health), runtime=RuntimeSpec(name="r"))
+    smoke.run_smoke(None, target, report=lambda event: None, min_accept_length=asked)  # type: ignore[arg-type]
+    assert (given["must_gain"], given["min_accept_length"]) == (judged, least)

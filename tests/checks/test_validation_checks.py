@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,15 @@ import pytest
 
 from ddtree_ops.checks.engine import Chat, EngineClient, EngineError, Generation, Model, ServerInfo
 from ddtree_ops.checks.validation.asking import NO_THOUGHTS, answered
+from ddtree_ops.checks.validation.asking import told as told_of
 from ddtree_ops.checks.validation.base import Context
+from ddtree_ops.checks.validation.judging import (
+    Judgement,
+    judge_answers,
+    judge_arithmetic,
+    judge_chat,
+    judge_copy,
+)
 from ddtree_ops.checks.validation.registry import checks
 from ddtree_ops.checks.validation.standing import ASKED, MEMORY
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Speculative, Target
@@ -198,7 +206,7 @@ def test_a_broken_engine_fails(
 
 
 FATAL = [
-    ("burst", "crash-on-batch", "disconnect|refused", {}),
+    ("burst", "crash-on-batch=2", "disconnect|refused", {}),
     ("abort", "crash-on-abort", "disconnect|refused|timeout", {}),
 ]
 
@@ -278,10 +286,16 @@ class Scripted:
     refuses: bool = False
     asked: list[tuple[int, bool]] = field(default_factory=list)
     generated: int = 0
+    """1: whatever is sent was in the cache."""
+    known: tuple[str, ...] = ()
+    """The words that its tokenizer tells apart."""
+    prompts: list[str] = field(default_factory=list)
+    chats: list[str] = field(default_factory=list)
 
     def chat(self, model: str, prompt: str, *, max_tokens: int, timeout: float, **more: Any) -> Chat:
         quiet = more == NO_THOUGHTS
         self.asked.append((max_tokens, quiet))
+        self.chats.append(prompt)
         if quiet and self.refuses:
             raise EngineError("no such field", kind="status", status=400)
         text, reason = self.answers.pop(0)
@@ -289,8 +303,9 @@ class Scripted:
         return Chat(model, text, None, reason, 100, tokens, tokens / 100)
 
     def generate(self, prompt: str, *, max_tokens: int, timeout: float, ignore_eos: bool) -> Generation:
-        self.generated += 1
-        cached = 99 if self.generated > 1 else 0
+        words = " ".join(each if each in self.known else "?" for each in prompt.split())
+        cached = 99 if self.generated or words in self.prompts else 0
+        self.prompts.append(words)
         return Generation("It is here.", "stop", 9, 0.1, prompt_tokens=100, cached_tokens=cached)
 
 
@@ -323,6 +338,43 @@ def scripted(engine: Scripted, *, context: int = 262144, timeout: float = 90.0) 
 )
 def test_what_is_no_pass_says_what_to_type(verdict: Verdict, hint: str, told: str) -> None:
     assert scripted(Scripted([])).result(verdict, "said", hint=hint).hint == told
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hint", "told"),
+    [
+        (None, "", "ddtree-ops patch check one, or ddtree-ops rollback one"),
+        (
+            "DDTREE",
+            "it lives",
+            "it lives: ddtree-ops validate one --check lossless, or ddtree-ops patch check one, or ddtree-ops rollback one",
+        ),
+    ],
+)
+def test_what_tells_more_of_bad_text_than_the_journal(algorithm: str | None, hint: str, told: str) -> None:
+    ctx = scripted(Scripted([]))
+    ctx.info = ServerInfo("", algorithm, None, None, None)
+    bad = Judgement(Verdict.FAIL, "said", hint, nonsense=True)
+    assert told_of(ctx, bad).hint == told
+    ctx.target = SimpleNamespace(name="one/tree")  # type: ignore[assignment]
+    assert (
+        "ddtree-ops patch check one --service tree, or ddtree-ops rollback one/tree" in told_of(ctx, bad).hint
+    )
+    ctx.target = SimpleNamespace(name="one")  # type: ignore[assignment]
+    assert told_of(ctx, replace(bad, nonsense=False)).hint.endswith(f"ddtree-ops logs one --invocation {RUN}")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        judge_chat(Chat("m", "!" * 40, None, "length", 9, 16, 0.1), max_tokens=16, quality=True),
+        judge_answers([("a", Chat("m", "!" * 40, None, "length", 9, 16, 0.1))], quality=True),
+        judge_copy("the harbour", Chat("m", "another text", None, "stop", 9, 16, 0.1)),
+        judge_arithmetic([("2 + 2", 4, Chat("m", "5", None, "stop", 9, 16, 0.1))]),
+    ],
+)
+def test_bad_text_is_told_as_that(found: Judgement) -> None:
+    assert (found.verdict, found.nonsense) == (Verdict.FAIL, True)
 
 
 CUT, WHOLE = ("<think>\nThe user wants a copy", "length"), ("It is here.", "stop")
@@ -379,3 +431,29 @@ def test_one_near_tie_is_no_damaged_cache(
     spec, engine = checks()["prefix-hit"], Scripted(list(answers))
     found = spec.run(scripted(engine), spec.settings())
     assert (found.verdict, words in found.summary, engine.answers) == (verdict, True, []), found
+
+
+def test_a_new_prompt_that_was_in_the_cache_says_what_helps() -> None:
+    spec, engine = checks()["prefix-hit"], Scripted(SAME * 3, generated=1)
+    found = spec.run(scripted(engine), spec.settings())
+    assert (found.verdict, "99 of 100 tokens of a new prompt" in found.summary) == (
+        Verdict.INCONCLUSIVE,
+        True,
+    )
+    assert "too few words" in found.hint
+    assert found.hint.endswith("ddtree-ops restart one")
+
+
+def test_a_tokenizer_of_few_words_is_given_a_prompt_that_is_new_to_it() -> None:
+    spec, engine = checks()["prefix-hit"], Scripted(SAME * 6, known=("It",))
+    for nonce in ("Note 1a", "Note 2b"):
+        ctx = scripted(engine)
+        ctx.nonce = nonce
+        found = spec.run(ctx, spec.settings())
+        assert (found.verdict, "the same answers to 3 prompts" in found.summary) == (Verdict.PASS, True), (
+            found
+        )
+    assert len(engine.prompts) == 2 + 3, "the second run finds its first prompt known, and asks another"
+    begins = [prompt.split("\n")[0] for prompt in engine.chats[9::3]]
+    assert all(set(each.split()) == {"It", "Note"} for each in begins)
+    assert len(set(begins)) == 3, "each chat is new, too"

@@ -21,7 +21,8 @@ from ddtree_ops.checks.engine import (
     join_stream,
     sse_events,
 )
-from ddtree_ops.checks.validation import run
+from ddtree_ops.checks.holding import hold_unit
+from ddtree_ops.checks.validation import run, standing
 from ddtree_ops.checks.validation.acceptance import Acceptance, acceptance
 from ddtree_ops.checks.validation.base import CheckSpec, Context, NoSettings
 from ddtree_ops.checks.validation.run import _outcome
@@ -30,7 +31,7 @@ from ddtree_ops.checks.validation.suites import Planned
 from ddtree_ops.errors import Inconclusive, Interrupted, UnreachableError
 from ddtree_ops.inventory.models import Speculative, Target
 from ddtree_ops.remote.session import Session
-from ddtree_ops.results import Verdict
+from ddtree_ops.results import CheckResult, Verdict
 from ddtree_ops.secret import MASK, Secret
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.state import UnitState
@@ -340,6 +341,11 @@ def test_acceptance_of_answers_that_are_none(
         found = acceptance(context(local_session, target, engine), Acceptance())
     assert found.verdict is verdict, found
     assert words in found.summary
+    if verdict is not Verdict.PASS:
+        assert "ddtree-ops " in found.hint
+        assert "Next:" not in found.hint, "the report says next itself"
+    if "garbage" in words:
+        assert found.hint.startswith("ddtree-ops validate recorded/ --check lossless")
 
 
 def raising(error: Exception) -> Planned:
@@ -364,6 +370,10 @@ def test_a_check_that_breaks_is_a_failed_check(recorded: Recorded, local_session
         for ended in (UnreachableError("gone"), Interrupted("stop")):
             with pytest.raises(type(ended)):
                 _outcome(ctx, raising(ended))
+        covered = OSError("the pipe broke")
+        covered.__context__ = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            _outcome(ctx, raising(covered))
 
 
 def test_the_others_are_asked_after_a_check_that_broke(
@@ -388,6 +398,142 @@ def test_the_others_are_asked_after_a_check_that_broke(
         ("last", Verdict.PASS),
     ]
     assert "RecursionError: deep" in seen.results[0].evidence[0].text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "named", "wanted"),
+    [
+        (Verdict.SKIPPED, ("odd",), Verdict.INCONCLUSIVE),
+        (Verdict.SKIPPED, ("other",), Verdict.SKIPPED),
+        (Verdict.PASS, ("odd",), Verdict.PASS),
+    ],
+)
+def test_a_check_that_was_named_and_is_skipped_is_no_pass(
+    recorded: Recorded,
+    local_session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Verdict,
+    named: tuple[str, ...],
+    wanted: Verdict,
+) -> None:
+    unit = UnitState.parse({"LoadState": "loaded", "ActiveState": "active"})
+    monkeypatch.setattr(run, "hold_unit", lambda *_: (None, unit, 1))
+    monkeypatch.setattr(run, "host_memory", lambda *_: None)
+    odd = Planned(CheckSpec("odd", "odd", lambda ctx, _: ctx.result(verdict, "said")), NoSettings())
+    with recorded({}) as target, EngineClient(local_session, target) as engine:
+        seen = run._Run(local_session, target, lambda _: None, None, {})
+        seen.named = frozenset(named)
+        ctx = context(local_session, target, engine)
+        seen._ask(ctx, [odd])
+        seen._stand(ctx, [odd])
+    assert [each.verdict for each in seen.results] == [wanted] * 2
+    if wanted is Verdict.INCONCLUSIVE:
+        assert "ddtree-ops validate recorded" in seen.results[0].hint
+
+
+class Watched:
+    """Stands for a session whose unit is seen so; then nothing more comes, or the watch ends."""
+
+    def __init__(self, *seen: dict[str, str], ends: bool = False) -> None:
+        self.seen, self.ended, self.closed, self.looks = list(seen), ends, 0, 0
+
+    def watch_unit(self, unit: str) -> Watched:
+        return self
+
+    def get(self, timeout: float) -> Any:
+        self.looks += 1
+        assert self.looks < 1000, "it looks without an end"
+        return ({"event": "unit", "properties": self.seen.pop(0)}, b"") if self.seen else None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+SERVES = {
+    "LoadState": "loaded",
+    "ActiveState": "active",
+    "SubState": "running",
+    "InvocationID": "a1" * 16,
+    "MainPID": "7",
+    "NRestarts": "0",
+}
+DEAD = {**SERVES, "ActiveState": "failed", "SubState": "failed", "MainPID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "ends", "problem", "samples"),
+    [
+        ((SERVES,), False, None, 1),
+        ((DEAD,), False, "failed", 1),
+        (({**SERVES, "MainPID": "8"},), False, "", 1),
+        (({**SERVES, "InvocationID": "b2" * 16},), False, "", 1),
+        ((), False, "the watch on the unit ended", 0),
+        ((), True, "the watch on the unit ended", 0),
+    ],
+)
+def test_a_unit_is_seen_once_at_least(
+    seen: tuple[dict[str, str], ...], ends: bool, problem: str | None, samples: int
+) -> None:
+    session: Any = Watched(*seen, ends=ends)
+    found, latest, looked = hold_unit(session, "x.service", UnitState.parse(SERVES), 0.0)
+    assert ((found is None) == (problem is None), looked, session.closed) == (True, samples, 1), found
+    assert (problem or "") in (found or "")
+    assert latest == UnitState.parse(seen[0] if seen else SERVES)
+
+
+def test_a_unit_that_dies_within_the_window_is_told_at_once() -> None:
+    session: Any = Watched(SERVES, SERVES, DEAD, SERVES, ends=True)
+    found, latest, samples = hold_unit(session, "x.service", UnitState.parse(SERVES), 600.0)
+    assert (samples, session.looks, latest) == (3, 3, UnitState.parse(DEAD))
+    assert found is not None and "failed" in found
+    ended: Any = Watched(SERVES, ends=True)
+    assert hold_unit(ended, "x.service", UnitState.parse(SERVES), 0.05)[0] == "the watch on the unit ended"
+
+
+def test_a_death_names_the_run_that_died(
+    recorded: Recorded, local_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, dead = UnitState.parse(SERVES), UnitState.parse(DEAD)
+    monkeypatch.setattr(run, "hold_unit", lambda *_: ("it is gone", dead, 1))
+    monkeypatch.setattr(standing, "hold_unit", lambda *_: ("it is gone", dead, 1))
+    monkeypatch.setattr(standing, "port_holders", lambda *_: SimpleNamespace(owned=True, describe=lambda: ""))
+    monkeypatch.setattr(standing, "prepare", lambda: SimpleNamespace(join=lambda: None))
+    with recorded({}) as target, EngineClient(local_session, target) as engine:
+        seen = run._Run(local_session, target, lambda _: None, None, {})
+        asked = seen._explained(CheckResult("odd", Verdict.PASS, "well"), None, before, None)
+        stood = standing.steady(
+            replace(context(local_session, target, engine), unit=before), standing.Steady()
+        )
+        monkeypatch.setattr(run, "hold_unit", lambda *_: (None, before, 1))
+        refused = EngineError("no", kind="status", status=500)
+        failed = seen._explained(CheckResult("odd", Verdict.FAIL, "no"), refused, before, None)
+    wanted = f"ddtree-ops diagnose recorded --invocation {'a1' * 16}"
+    assert [(each.verdict, each.hint) for each in (asked, stood)] == [(Verdict.FAIL, wanted)] * 2
+    assert failed.hint == f"ddtree-ops logs recorded --invocation {'a1' * 16}"
+
+
+@pytest.mark.parametrize(("asked", "said"), [(["refusals"], True), (["chat"], False)])
+def test_a_finding_that_the_run_provoked_is_told_as_that(
+    recorded: Recorded,
+    local_session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    said: bool,
+) -> None:
+    lines: list[str] = []
+    found = CheckResult("signatures", Verdict.PASS, "one", facts={"signatures": ["req-unsupported"]})
+
+    def scanned(session: Any, target: Any, *, invocation: str, **_: Any) -> Any:
+        lines.append(invocation)
+        return SimpleNamespace(as_check=lambda host: found)
+
+    monkeypatch.setattr(standing, "scan", scanned)
+    with recorded({}) as target, EngineClient(local_session, target) as engine:
+        ctx = replace(context(local_session, target, engine), unit=UnitState.parse(SERVES))
+        ctx.shared[ASKED] = asked
+        told = standing.signatures(ctx, NoSettings())
+    assert told.summary.endswith(" (the check refusals of this run asks for that)") is said
+    assert lines == ["a1" * 16], "the journal of the run that was asked, not of the one that came after"
 
 
 FIRED = "[2026-11-30 00:00:30] The server is fired up and ready to roll!"

@@ -127,7 +127,12 @@ def hit(warm: str = SANE, third: str | None = None, again: str | None = None) ->
         ((0, 99), [hit(OTHER_EARLY, again=SANE)] * 2 + [hit()], FAIL, "2 of 3 prompts part so early"),
         ((0, 99), [hit(OTHER_LATE), hit(), hit()], PASS, "once another answer from character 40 on"),
         ((0, 99), [hit(OTHER_LATE)] * 2 + [hit()], UNKNOWN, "2 of 3 prompts are answered otherwise"),
-        ((0, 99), [hit("!" * 40), hit(), hit()], FAIL, "the second answer (a) is not sane"),
+        (
+            (0, 99),
+            [hit("!" * 40), hit(), hit()],
+            FAIL,
+            "the second answer (a) is not sane, though the first was",
+        ),
         ((0, 99), [hit(SANE, "!" * 40), hit(), hit()], FAIL, "the third answer (a) is not sane"),
         ((0, 99), [hit(OTHER_EARLY, again="!" * 40), hit(), hit()], FAIL, "not sane"),
     ],
@@ -139,7 +144,22 @@ def test_a_prefix_hit(cached: tuple[int, int], hits: list[Hit], verdict: Verdict
 
 def test_a_cached_generation_that_is_garbage() -> None:
     found = judging.judge_prefix(generation(), generation("!" * 40, cached=99), [hit()], quality=True)
-    expect(found, FAIL, "the second answer is not sane")
+    expect(
+        found,
+        FAIL,
+        "99 of 100 tokens from the cache, and the second answer is not sane, though the first was",
+    )
+    assert found.nonsense
+
+
+def test_garbage_without_the_cache_is_not_laid_to_the_cache() -> None:
+    bad = generation("!" * 40), generation("!" * 40, cached=99)
+    expect(
+        judging.judge_prefix(*bad, [hit()], quality=True), FAIL, "the first answer, without the cache, is not"
+    )
+    chats = Hit("a", chat("!" * 40), chat("!" * 40), chat("!" * 40))
+    found = judging.judge_prefix(generation(), generation(cached=99), [chats], quality=True)
+    expect(found, FAIL, "the first answer (a), without the cache, is not sane")
 
 
 @pytest.mark.parametrize(

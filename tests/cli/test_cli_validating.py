@@ -52,15 +52,27 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[...
         (["one", "--suite", "wrong.yaml"], 78, "wrong.yaml:3: checks[0]: there is no check 'burts'"),
         (["one", "two", "--record", "golden.json"], 2, "--record is for one target, and 2 are selected"),
         (["one", "--timeout", "soon"], 2, "--timeout"),
+        (["one", "--record", "notes.md"], 2, "notes.md: that is there already, and no golden file"),
+        (["one", "--record", "."], 2, "no golden file: it would be overwritten"),
+        (["one", "--record", "a.json", "--golden", "b.json"], 2, "--record and --golden together"),
+        (["one", "-c", "lossless", "--golden", "notes.md"], 78, "notes.md: no golden file: it is not JSON"),
+        (["one", "-c", "lossless", "--golden", "nowhere.json"], 78, "nowhere.json: there is no such file"),
+        (["one", "--suite", "./own.yaml"], 78, "nowhere.json: there is no such file"),
+        (["one", "--golden", "nowhere.json"], 2, "none of the chosen checks compares with it"),
     ],
 )
 def test_what_is_wrong_is_said(
     command: Callable[..., Any], tmp_path: Path, argv: list[str], code: int, said: str
 ) -> None:
     (tmp_path / "wrong.yaml").write_text("schema: 1\nchecks:\n  - burts\n")
+    (tmp_path / "own.yaml").write_text("schema: 1\nchecks:\n  - lossless: {golden: nowhere.json}\n")
+    (tmp_path / "notes.md").write_text("# notes\n")
     ended = command("validate", *argv)
     assert (ended.code, said in ended.err, ended.out) == (code, True, ""), ended
     assert "Traceback" not in ended.err
+    assert "connect" not in ended.err, "nothing is contacted"
+    assert "--record notes.md" not in ended.err.replace("error: --record", "")
+    assert (tmp_path / "notes.md").read_text() == "# notes\n"
 
 
 def test_checks_and_suites_are_listed(command: Callable[..., Any]) -> None:
@@ -125,6 +137,10 @@ def test_a_recording_says_that_it_goes_on_and_what_it_wrote(
     begun, done = ended.err.splitlines()
     assert begun.endswith("one validate: ... what it writes alone is recorded")
     assert "one validate: ok 2 prompts, each answered three times, in golden.json" in done
+    assert "in place of" not in done
+    Path("golden.json").write_text('{"schema": 1, "prompts_sha256": "", "prompts": []}')
+    ended = command("validate", "one", "--record", "golden.json")
+    assert (ended.code, "in golden.json (in place of the earlier golden file)" in ended.err) == (0, True)
 
 
 @pytest.fixture
@@ -136,6 +152,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             session: Any, target: Any, plan: Any, *, on_result: Any, on_facts: Any, **more: Any
         ) -> Validation:
             facts = {"model": "m"}
+            assert more["named"] == ["short-chat"]
             results = (
                 CheckResult("short-chat", verdict, "said"),
                 CheckResult("steady", Verdict.PASS, "same"),
@@ -207,3 +224,33 @@ def test_what_was_found_is_written_as_it_comes(
         "report.html",
         "summary.md",
     }
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.FAIL])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_where_the_report_is_is_said(
+    command: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Callable[..., None],
+    verdict: Verdict,
+    more: list[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    found(verdict)
+    ended = command("validate", "one", "--check", "short-chat", *more)
+    (kept,) = (tmp_path / "state" / "ddtree-ops" / "reports").iterdir()
+    assert f"report: {kept}\n" in ended.err
+
+
+def test_where_the_report_of_an_interrupted_run_is_is_said(
+    command: Callable[..., Any], found: Callable[..., None]
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    found(Verdict.PASS, stop)
+    ended = command("validate", "one", "--check", "short-chat", "--report-dir", "reports")
+    assert ended.code == 130
+    assert "report: reports (interrupted: what was known until then)\n" in ended.err
+    assert not read_report(Path("reports")).complete

@@ -105,7 +105,7 @@ def fault_of(text: str) -> str:
             return f"it has no {word}"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     given = bool(rest) and (rest[0] == "-" or not rest[0].startswith("-"))
-    if arguments and path not in WITHOUT and not given and not {"-i", "--rules"} & set(rest):
+    if arguments and path not in WITHOUT and not given and not {"-i", "--list", "--rules"} & set(rest):
         return f"without {arguments[0].name}"
     return ""
 

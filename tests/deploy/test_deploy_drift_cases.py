@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from ddtree_ops.deploy import drift
 from ddtree_ops.deploy.drift import Should, judge, worst_exit
 from ddtree_ops.deploy.drift_look import NAMED, Live, Process, Tree, Venv, parse_live
+from ddtree_ops.deploy.drift_settings import other_settings
 from ddtree_ops.deploy.history import History, new_activation
 from ddtree_ops.deploy.plan import text_sha256
 from ddtree_ops.errors import ExitCode, RemoteError
+from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
 from ddtree_ops.remote.files import FileEntry
 from ddtree_ops.remote.session import Reply
 from ddtree_ops.results import Verdict
@@ -166,6 +169,64 @@ def test_many_files_are_counted_and_the_first_named():
     should = Should("h", "s.service", RELEASE, "runtime", UNITS["new"], "/c")
     (finding,) = judge(should, live({"files": files})).findings
     assert (finding.count, len(finding.names)) == (52, NAMED)
+
+
+def test_settings_of_the_last_deploy_that_the_inventory_has_otherwise_are_named():
+    service = {"name": "s", "unit": "s.service", "runtime": "r", "venv": "/v", "model": "/m"}
+    wished = Service(**service, environment={"A": "1"})
+    deployed = Service(**service, environment={"A": "0", "API_KEY": "oldsecret"}, port=30002)
+    (told,) = (
+        finding
+        for finding in judge(
+            Should("h", "s.service", RELEASE, "runtime", UNITS["new"], "/c"),
+            live({"unit": "old", "history": [{"unit": "old"}]}),
+            other_settings(deployed, wished),
+        ).findings
+        if finding.id == "unit.other"
+    )
+    assert told.found == (
+        "it is as it was deployed; the inventory, or a --set of that deploy, says otherwise: port deployed 30002, "
+        f"inventory {wished.port}; environment.A deployed 0, inventory 1; environment.API_KEY deployed ********, "
+        "inventory not set"
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "record", "words"),
+    [
+        ("new", "asked for none", None),
+        ("old", json.dumps({"name": "s"}), "says otherwise"),
+        (
+            "old",
+            Service(name="s", unit="s.service", runtime="r", venv="/v", model="/old").model_dump_json(),
+            "says otherwise: model deployed /old, inventory /m",
+        ),
+    ],
+)
+def test_settings_are_read_where_a_unit_file_is_another_one(monkeypatch, unit, record, words):
+    asked = []
+
+    class Asked:
+        def begin_batch(self, requests, **more):
+            return list
+
+        def read_file(self, path):
+            asked.append(path)
+            return record.encode()
+
+    service = Service(name="s", unit="s.service", runtime="r", venv="/v", model="/m")
+    target = Target(
+        host=Host(name="h", services={"s": service}), service=service, runtime=RuntimeSpec(name="r")
+    )
+    should = Should("h", "s.service", RELEASE, "runtime", UNITS["new"], "/c")
+    monkeypatch.setattr(drift, "_should", lambda *_: should)
+    monkeypatch.setattr(
+        drift, "parse_live", lambda *_, **__: live({"unit": unit, "history": [{"unit": unit}]})
+    )
+    found = drift.find_drift(target, Asked(), known=lambda _: object())
+    told = [finding.found for finding in found.findings if finding.id == "unit.other"]
+    assert [text.endswith(words) for text in told] == ([True] if words else [])
+    assert len(asked) == len(told)
 
 
 def test_the_worst_of_several_hosts_decides():

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ddtree_ops.deploy.history import activation_line, new_activation, parse_history, verdict_line
+from ddtree_ops.deploy.history import (
+    BENCH,
+    History,
+    activation_line,
+    new_activation,
+    parse_history,
+    verdict_line,
+)
 from ddtree_ops.results import Verdict
 
 
@@ -174,3 +181,37 @@ def test_the_command_is_written_with_it_and_an_older_line_is_of_no_bench():
 )
 def test_what_ran_before_a_bench_that_was_killed(told, before):
     assert _read(*told) == before
+
+
+def past(*lines: tuple[str, str, str, Verdict | None]) -> History:
+    """Of (release, command, reason, verdict), oldest first."""
+    return History(
+        tuple(
+            replace(_activation(release * 64), command=command, reason=reason, verdict=verdict)
+            for release, command, reason, verdict in lines
+        )
+    )
+
+
+A_DEPLOYED, B_MEASURED = ("a", "deploy", "deploy", Verdict.PASS), ("b", BENCH, "deploy", Verdict.PASS)
+
+
+@pytest.mark.parametrize(
+    ("more", "measured"),
+    [
+        ((B_MEASURED,), True),
+        ((("b", "deploy", "deploy", Verdict.FAIL), B_MEASURED), True),
+        ((("b", "deploy", "deploy", None), B_MEASURED), True),
+        ((B_MEASURED, ("b", "rollback", "rollback", Verdict.PASS)), True),
+        ((B_MEASURED, ("b", "", "rollback", Verdict.PASS)), True),
+        ((B_MEASURED, ("b", "deploy", "validate", Verdict.PASS)), False),
+        ((("b", "", "deploy", Verdict.PASS), B_MEASURED), False),
+        ((("b", "apply", "deploy", Verdict.PASS), ("b", "apply", "deploy", Verdict.FAIL), B_MEASURED), False),
+    ],
+)
+def test_what_a_bench_alone_brought_to_a_pass_is_gone_back_to_last(more, measured):
+    """Not a deploy that failed, nor a rollback to it (a person's, or the host's own, which names no command) chooses it."""
+    history = past(A_DEPLOYED, *more)
+    assert [item.release[0] for item in history.good()] == ["b", "a"]
+    assert [item.release[0] for item in history.ways_back()] == (["a", "b"] if measured else ["b", "a"])
+    assert [history.measured(item) for item in history.good()] == [measured, False]

@@ -7,14 +7,17 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ddtree_ops.deploy import goback, releases
 from ddtree_ops.deploy.deployment import Deployment
 from ddtree_ops.deploy.evidence import evidence_files
 from ddtree_ops.deploy.frame import Frame
-from ddtree_ops.deploy.goback import choose, damage
-from ddtree_ops.deploy.history import History, new_activation
+from ddtree_ops.deploy.goback import choose, damage, rollback, where_to
+from ddtree_ops.deploy.history import Activation, History, new_activation
 from ddtree_ops.deploy.hold import longest
 from ddtree_ops.deploy.looking import sight_of
 from ddtree_ops.deploy.plan import Observed, text_sha256, unit_mode
@@ -66,6 +69,18 @@ class TestFrame:
             pass
         assert frame.failure is first
         assert (list(frame.seconds), frame.seconds["wait"] >= once) == (["wait"], True)
+
+    @pytest.mark.parametrize("failure", [OpsError("the session ended"), RuntimeError("cannot join thread")])
+    def test_an_interruption_that_a_failure_hides_is_no_failure_of_the_step(self, failure: Exception):
+        events: list[Event] = []
+        frame = Frame("h", events.append)
+        with pytest.raises(KeyboardInterrupt), frame.phase("wait"):
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise failure
+        assert [event.kind for event in events] == [EventKind.START]
+        assert (list(frame.seconds), frame.failure) == (["wait"], None)
 
     def test_what_could_not_be_judged_has_not_failed(self):
         events: list[Event] = []
@@ -210,7 +225,95 @@ class TestNothingToGoBackTo:
     def test_one_that_is_whole_is_not_spoken_of(self, tmp_path):
         error = self.refused(tmp_path, "built")
         assert error.details == ()
-        assert error.hint.startswith("ddtree-ops rollback h --to ID")
+        assert error.hint == "ddtree-ops history h"
+
+
+class TestAfterAFailure:
+    """Where a deployment that failed goes back to by itself."""
+
+    def deployment(self, monkeypatch, *activations: tuple[str, str]) -> Deployment:
+        """Of releases that passed, by command; all are whole on the host."""
+        made = service()
+        target = Target(host=Host(name="h"), service=made, runtime=RuntimeSpec(name="r"))
+        said: list[Event] = []
+        found = Deployment(target, SimpleNamespace(host="h"), said.append)  # type: ignore[arg-type]
+        history = History(
+            tuple(
+                replace(self.activation(release, command), verdict=Verdict.PASS)
+                for release, command in activations
+            )
+        )
+        state = UnitState.parse({"LoadState": "loaded", "ActiveState": "active"})
+        found.observed = Observed(None, frozenset(), "[Service]\n", state, history)
+        monkeypatch.setattr(goback, "kept", lambda deployment, good: ("[Service]\n", made))
+        self.said = said
+        return found
+
+    def activation(self, release: str, command: str) -> Activation:
+        return new_activation(
+            release=release * 64,
+            unit_sha256="u",
+            plan="",
+            who="",
+            origin="",
+            reason="deploy",
+            command=command,
+        )
+
+    def went(self, monkeypatch, *activations: tuple[str, str]) -> tuple[str, str]:
+        """Release that it goes to, and what it says."""
+        found, switched = self.deployment(monkeypatch, *activations), []
+        found.activation = self.activation("f", "deploy")
+        monkeypatch.setattr(found, "record", lambda *given: None)
+        monkeypatch.setattr(found.hold, "arm_again", lambda failed: None)
+        monkeypatch.setattr(found.hold, "disarm", lambda: None)
+        monkeypatch.setattr(Deployment, "failed_run", "")
+        monkeypatch.setattr(found, "switch", lambda release, *given, **more: switched.append(release[0]))
+        monkeypatch.setattr(goback, "see_that_it_serves", lambda *given: None)
+        rollback(found)
+        return switched[0], self.said[-1].message
+
+    def test_what_a_bench_that_was_killed_left_is_the_last_choice_and_is_said(self, monkeypatch):
+        release, note = self.went(monkeypatch, ("a", "deploy"), ("b", "bench"))
+        assert (release, "bench" in note) == ("a", False)
+        release, note = self.went(monkeypatch, ("b", "bench"))
+        assert (release, note.endswith("(which a bench measured)")) == ("b", True)
+
+    def test_the_host_is_told_the_same(self, monkeypatch):
+        both = self.deployment(monkeypatch, ("a", "deploy"), ("b", "bench"))
+        assert where_to(both).values["release"][0] == "a"
+        assert self.said == []
+        assert where_to(self.deployment(monkeypatch, ("b", "bench"))).values["release"][0] == "b"
+        assert "goes back to what a bench measured" in self.said[0].message
+
+    def test_nodes_agree_on_it_though_one_of_them_alone_knows_of_the_bench(self, monkeypatch):
+        found = self.deployment(monkeypatch, ("a", "deploy"), ("b", "bench"))
+        newest = [item.id for item in found.seen.history.good()]
+        other = dict.fromkeys(newest, False)
+        asked: list[str] = []
+
+        def share(what: str, value: Any) -> list[Any]:
+            asked.append(what)
+            return [value, other if what == "back.passed" else ""]
+
+        agreed = goback._agree(found, SimpleNamespace(share=share))  # type: ignore[arg-type]
+        assert agreed is not None
+        assert (agreed[0].release[0], asked) == ("a", ["back.passed", f"back.kept.{newest[1]}"])
+
+    def test_an_interruption_under_a_prune_that_fails_is_one(self, monkeypatch):
+        found = self.deployment(monkeypatch)
+        found.hold.locked = True
+        monkeypatch.setattr(found.hold, "need_lock", lambda: None)
+
+        def interrupted(*given: object, **more: object) -> None:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise OpsError("the session is gone")
+
+        monkeypatch.setattr(releases, "prune", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            found.prune()
 
 
 def test_a_unit_file_with_secrets_is_for_root_alone():

@@ -83,6 +83,28 @@ class TestWayBack:
         with pytest.raises(PreflightError, match="but for what a bench measured") as refused:
             way_back(History((act(2, B), benched, back)), (B, U))
         assert refused.value.details[0].endswith("(measured by a bench)")
+        assert refused.value.hint.startswith(
+            f"ddtree-ops rollback HOST --to {benched.id}   (which a bench measured"
+        )
+
+    def test_a_deploy_that_failed_makes_no_choice_of_what_a_bench_measured_later(self) -> None:
+        failed, measured = act(3, B, verdict=Verdict.FAIL), replace(act(5, B), command="bench")
+        back = [replace(act(number, A), reason="rollback") for number in (4, 6)]
+        history = History((act(1, C), act(2, A), failed, back[0], measured, back[1]))
+        assert way_back(history, (A, U)) == act(1, C)
+
+    def test_a_refusal_names_an_activation_that_is_there_or_none(self) -> None:
+        def hint(*activations: Activation) -> str:
+            with pytest.raises(PreflightError) as refused:
+                way_back(History(activations), (A, U))
+            return refused.value.hint
+
+        failed = act(2, B, verdict=Verdict.FAIL)
+        assert hint(act(1, A), failed).startswith(
+            f"ddtree-ops rollback HOST --to {failed.id}   (which never passed"
+        )
+        assert hint(act(1, A)) == "ddtree-ops history HOST"
+        assert hint() == "ddtree-ops deploy HOST"
 
     def test_nothing_is_never_a_pass(self) -> None:
         for history in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import threading
@@ -191,7 +192,9 @@ def test_what_became_worse_and_what_is_new_is_named(
     assert all((folder / "journal.jsonl").is_file() for folder in evidence)
     (sent,) = told
     assert f"b300 fail: journal: {crashed['journal'].summary}\n" in sent["text"]
-    assert "ddtree-ops " in crashed["journal"].hint
+    assert re.search(
+        r"ddtree-ops (-i \S+ )?diagnose b300 --invocation [0-9a-f]{32}$", crashed["journal"].hint
+    )
     assert (sent["verdict"], sent["exit_code"], sent["id"]) == ("fail", 5, faulty.id)
     assert "s3cret-t0ken" not in done.stdout + done.stderr
     assert "::error" in done.stdout

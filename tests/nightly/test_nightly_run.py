@@ -40,6 +40,7 @@ from ddtree_ops.playbook.nightly import (
     journal_since,
     parts_of,
     run_nightly,
+    told,
 )
 from ddtree_ops.playbook.trend import Store
 from ddtree_ops.remote import connect_local
@@ -226,13 +227,14 @@ def test_an_interruption_leaves_a_valid_report_that_is_not_complete(desk: Desk, 
         )  # where another thread runs this, the session is closed under it
 
     desk.says["validate", "a"] = interrupt
-    report, code = desk.run(names)
+    typed = "ddtree-ops nightly {host} --suite quick --report-dir r"
+    report, code = desk.run(names, wishes=Wishes(again=typed))
     assert code is ExitCode.INTERRUPTED
     assert (report.complete, report.verdict) == (False, Verdict.INCONCLUSIVE), "nothing failed"
     assert report.ended
     assert checks(report, "a")["doctor.it"] == "pass"
     (told,) = [one for one in report.targets[0].checks if one.name == "interrupted"]
-    assert told.hint == "ddtree-ops nightly a", "nothing was changed: there is nothing to deploy"
+    assert told.hint == typed.format(host="a"), "nothing was changed: there is nothing to deploy"
     assert desk.history("a") == []
     assert desk.kept[-1] == report
     again, code = desk.run("a", Playbook(name="one", steps=(Plain(kind="drift"),)))  # the lock is free
@@ -263,6 +265,10 @@ def test_what_is_wrong_with_the_wishes_is_said_before_anything_is_contacted(
         desk.run("a", wishes=Wishes(suite="quik"))
     with pytest.raises(UsageError, match="no check named shrt-chat"):
         desk.run("a", wishes=Wishes(checks=("shrt-chat",)))
+    with pytest.raises(ConfigError, match=r"none\.json"):
+        desk.run("a", wishes=Wishes(checks=("lossless",), golden=str(tmp_path / "none.json")))
+    with pytest.raises(UsageError, match="none of the chosen checks compares with it"):
+        desk.run("a", wishes=Wishes(checks=("stop",), golden=str(tmp_path / "none.json")))
     own = tmp_path / "own.yaml"
     own.write_text("schema: 1\nsteps: [doctor]\n")
     nested = Playbook(name="n", steps=(Plain(kind="doctor"), Deploy(playbook=str(own))))
@@ -313,6 +319,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
 
         monkeypatch.setattr("ddtree_ops.checks.validation.run.validate", asked)
         monkeypatch.setattr(nightly._Night, "_facts", _looked)
+        monkeypatch.setattr("ddtree_ops.checks.validation.suites.heed_golden", lambda *_: None)
         monkeypatch.setattr(
             nightly,
             "accept_lengths",
@@ -347,6 +354,70 @@ def test_the_checks_get_baseline_golden_file_and_history(shared: Callable[..., d
     alone = shared(Validate(checks=("lossless",)))
     assert not alone[BASELINE]
     assert not alone[GOLDEN]
+
+
+@pytest.mark.parametrize(
+    ("steps", "validated", "kept"),
+    [
+        ((Plain(kind="drift"), Validate(checks=("stop",))), Verdict.PASS, False),
+        ((Plain(kind="drift"), Validate(checks=("stop",))), Verdict.FAIL, True),
+        ((Plain(kind="drift"), Validate(checks=("stop",))), Verdict.INCONCLUSIVE, True),
+    ],
+)
+def test_a_journal_is_kept_only_of_failures_that_it_can_explain(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: tuple[Step, ...],
+    validated: Verdict,
+    kept: bool,
+) -> None:
+    captured: list[str] = []
+    found = CheckResult("stop", validated, "said", hint="look")
+    report = DriftReport("a", "t.service", "a" * 64, True, (replace(UNSEEN, id="unit.other"),), files=3)
+    monkeypatch.setattr("ddtree_ops.deploy.drift.find_drift", lambda *_, **__: report)
+    monkeypatch.setattr(
+        "ddtree_ops.checks.validation.run.validate", lambda *_, **__: Validation((found,), {})
+    )
+    monkeypatch.setattr(nightly._Night, "_facts", _looked)
+    monkeypatch.setattr(Deployment, "capture", lambda self: captured.append(self.target.name))
+    events: list[Event] = []
+    _, code = run_nightly(
+        Playbook(name="n", steps=steps, on_failure=(Plain(kind="capture"),)),
+        _targets(tmp_path, "a"),
+        store=Store(tmp_path / "history", "lab"),
+        connect=lambda target: connect_local(target.host.name),
+        report=events.append,
+        keep=lambda report: None,
+    )
+    assert code is ExitCode.CHECK_FAILED
+    assert captured == (["a"] if kept else [])
+    (line,) = [event.message for event in events if event.phase == "drift" and event.elapsed_s is not None]
+    assert line.startswith("drift.unit.other: nobody has"), "the line of a failed step names the check"
+
+
+def test_the_run_that_wrote_of_a_crash_is_named() -> None:
+    asked: list[Any] = []
+
+    class Control:
+        def entries(self, **given: Any) -> Any:
+            asked.append((given["since"], given["until"]))
+            return (SimpleNamespace(invocation=run) for run in ("", "i1", "i2"))
+
+    deployment: Any = SimpleNamespace(control=Control())
+    root = SimpleNamespace(first="2026-11-30T10:48:23.513779+00:00")
+    assert nightly._run_of(deployment, SimpleNamespace(root=root)) == "i1"  # type: ignore[arg-type]
+    assert asked == [("2026-11-30T10:48:23.513779+00:00", "2026-11-30T10:48:24.513779+00:00")]
+    for root in (None, SimpleNamespace(first="")):
+        assert nightly._run_of(deployment, SimpleNamespace(root=root)) == ""  # type: ignore[arg-type]
+    assert len(asked) == 1
+
+
+def test_a_failed_step_names_the_first_check_and_counts_the_others() -> None:
+    results = [CheckResult(name, Verdict.FAIL, f"{name} is bad") for name in ("a", "b", "c")]
+    with pytest.raises(CheckFailed) as caught:
+        told([CheckResult("ok", Verdict.PASS, "fine"), *results], "h")
+    assert caught.value.message == "a: a is bad (and 2 more: b, c)"
+    assert told([CheckResult("ok", Verdict.PASS, "fine")], "h") == "fine"
 
 
 UNSEEN = Finding(
@@ -435,6 +506,9 @@ def test_drift_as_results() -> None:
     assert [one.verdict.value for one in expected] == ["pass", "skipped"]
     (none,) = drift_results(DriftReport("h", "u", None, False), mended=False)
     assert (none.verdict, none.hint) == (Verdict.INCONCLUSIVE, "ddtree-ops deploy h")
+    named = replace(findings[0], names=("changed: sglang/a.py", "missing: sglang/b.py"))
+    (result,) = drift_results(DriftReport("h", "u", "a" * 64, True, (named,)), mended=False)
+    assert [one.text for one in result.evidence] == ["changed: sglang/a.py\nmissing: sglang/b.py"]
     (clean,) = drift_results(DriftReport("h", "u", "a" * 64, True, (), files=3), mended=False)
     assert clean.verdict is Verdict.PASS
     assert "3 files read" in clean.summary

@@ -338,6 +338,25 @@ def test_a_figure_that_is_gone_is_not_passed_over(past: Make, figure: Make, targ
     assert figure_results(none, earlier)[0].verdict is Verdict.INCONCLUSIVE
 
 
+def test_a_run_of_some_checks_lacks_no_figure_of_a_run_of_all(figure: Make, target: Make, run: Make) -> None:
+    def night(*names: str, size: float | None = None) -> TargetReport:
+        found: TargetReport = target(invocation="i2")
+        checks = [CheckResult(name, Verdict.PASS, "passed") for name in names]
+        figures = () if size is None else (figure("host_memory", size, "GB"),)
+        return replace(found, checks=(*checks, CheckResult("memory", Verdict.PASS, "held", figures=figures)))
+
+    whole, short = night("short-chat", "stop", size=1.0), night("stop")
+    assert figure_results(short, Past((run(1, whole),))) == []
+    lacking = night("short-chat", "stop")
+    (gone,) = figure_results(lacking, Past((run(1, whole), run(2, short))))
+    assert (gone.name, gone.verdict) == ("trend.host_memory", Verdict.INCONCLUSIVE)
+    assert gone.hint == "ddtree-ops validate h", "a standing check asks nothing itself"
+    asking = replace(whole, checks=(CheckResult("burst", Verdict.PASS, "", figures=(figure("ttft", 1.0),)),))
+    bare = replace(whole, checks=(CheckResult("burst", Verdict.PASS, ""),))
+    (gone,) = figure_results(bare, Past((run(1, asking),)))
+    assert gone.hint == "ddtree-ops validate h --check burst"
+
+
 # ------------------------------------------------------------------------------------------------ failures
 
 
@@ -361,7 +380,7 @@ def diagnosed(target: TargetReport, *found: tuple[str, str], read: bool = True) 
     ("earlier", "now", "verdict", "words"),
     [
         ([], [("a", "fatal")], "skipped", "no earlier run: 1 failure noted for the next one"),
-        ([[]], [], "pass", "no failure, and 1 earlier run to compare with"),
+        ([[]], [], "pass", "no signature of a failure in the journal; 1 earlier run to compare with"),
         ([[("a", "fatal")], []], [("a", "fatal")], "pass", "nothing new: 1 failure seen before in 2 earlier runs"),
         ([[("a", "fatal")]], [("b", "fatal")], "fail", "new fatal failure, in none of 1 earlier run: sig-b: a title"),
         ([[]], [("b", "degraded")], "inconclusive", "new degraded failure"),

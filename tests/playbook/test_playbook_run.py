@@ -13,6 +13,7 @@ from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.outcome import Outcome, Result
 from ddtree_ops.errors import ExitCode, Inconclusive, Interrupted, UnreachableError
 from ddtree_ops.inventory.models import Host, RuntimeSpec, Service, Target
+from ddtree_ops.playbook import run as run_module
 from ddtree_ops.playbook.models import Plain, Playbook
 from ddtree_ops.playbook.rollout import Rollout, rollout_of
 from ddtree_ops.playbook.run import _interruption, exit_code, run_playbook
@@ -282,3 +283,76 @@ def test_after_an_interruption_no_further_service_of_the_host_is_begun(desk: Des
     assert begun == ["s"]
     assert [result.outcome for result in results] == [Outcome.INTERRUPTED, Outcome.INTERRUPTED]
     assert results[1].error is not None and results[1].error.state == "nothing was changed"
+
+
+def test_a_second_interruption_hides_nothing_of_what_was_left(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = run_module._interruption, []
+
+    def interrupted_again(deployment: Deployment) -> Interrupted:
+        asked.append(1)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return real(deployment)
+
+    monkeypatch.setattr(run_module, "_interruption", interrupted_again)
+    (result,) = run_playbook(
+        Playbook(name="t", steps=(Plain(kind="start"),)),
+        _targets(tmp_path, "a"),
+        connect=desk.connect,
+        report=desk.report,
+        perform={"start": _interrupted_badly},  # type: ignore[dict-item]
+    )
+    assert isinstance(result.error, Interrupted)
+    assert result.error.message == "interrupted during the start", "not: before it was begun"
+
+
+def test_an_interruption_while_a_session_closes_is_told_to_who_goes_on(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(self: Session) -> None:
+        raise KeyboardInterrupt
+
+    came = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "close", close)
+        (result,) = run_playbook(
+            PASSES, _targets(tmp_path, "a"), connect=desk.connect, report=desk.report, interrupted=came
+        )
+    assert (result.outcome, came.is_set()) == (Outcome.PASSED, True)
+
+
+def test_a_second_interruption_loses_no_hosts_result(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun = run_module._Run.interrupt, threading.Barrier(3)
+    closed: list[int] = []
+
+    def again(self: run_module._Run) -> None:
+        closed.append(1)
+        if len(closed) < 3:
+            raise KeyboardInterrupt
+        real(self)
+
+    def start(deployment: Deployment, step: object) -> None:
+        begun.wait(30)
+        deployment.session.run(["sleep", "60"])
+
+    def gathered(*_: object, **__: object) -> object:
+        if not closed:
+            begun.wait(30)
+            raise KeyboardInterrupt
+        return real_wait(*_, **__)  # type: ignore[arg-type]
+
+    real_wait = run_module.wait
+    monkeypatch.setattr(run_module, "wait", gathered)
+    monkeypatch.setattr(run_module._Run, "interrupt", again)
+    results = run_playbook(
+        Playbook(name="t", steps=(Plain(kind="start"),)),
+        _targets(tmp_path, "a b"),
+        connect=desk.connect,
+        report=desk.report,
+        perform={"start": start},
+    )
+    assert [result.outcome for result in results] == [Outcome.INTERRUPTED, Outcome.INTERRUPTED]

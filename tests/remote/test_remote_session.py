@@ -598,6 +598,29 @@ def test_a_cancel_that_waits_while_the_session_closes_is_not_sent(own: Session) 
     assert not (closing.is_alive() or own._teller.is_alive() or failed)
 
 
+def test_who_waits_for_an_answer_is_woken_when_the_session_closes_before_the_connection_is(
+    own: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that hangs takes seconds to close, and an agent that is busy does not answer."""
+    woken = threading.Event()
+    seen: list[bool] = []
+
+    def wait() -> None:
+        with pytest.raises(UnreachableError, match="the session is closed"):
+            own.run(["sleep", "60"])
+        woken.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not own._calls:
+        time.sleep(0.01)
+    really = own._transport.close
+    monkeypatch.setattr(own._transport, "close", lambda: (seen.append(woken.wait(10)), really()))
+    own.close()
+    waiting.join()
+    assert seen == [True]
+
+
 def test_a_closed_pipe_is_an_error_of_the_connection() -> None:
     transport = PipeTransport()
     transport.close()

@@ -562,7 +562,7 @@ class TestOnATerminal:
                 "signatures", Verdict.FAIL, headline, "h", {}, (Evidence("journal", "CUDA error"),), "x"
             ),
             CheckResult(
-                "journal", Verdict.FAIL, headline, "h", {}, (Evidence("journal", "CUDA error"),), "x"
+                "journal", Verdict.FAIL, headline, "h", {}, (Evidence("journal", "CUDA error"),), "y"
             ),
         )
         target = TargetReport(
@@ -578,11 +578,13 @@ class TestOnATerminal:
                   next: ddtree-ops diagnose h --invocation 12ab
               - needle      the engine died
               ✗ steady      failed (exit-code)
+                  next: ddtree-ops diagnose h --invocation 12ab
               ✗ signatures  illegal-access: an illegal memory access on rank 3
                   journal:
                     CUDA error
                   next: x
               ✗ journal     illegal-access: an illegal memory access on rank 3
+                  next: y
             nightly 20261130T021500Z-ef56: fail (4 fail, 1 skipped)
             """
         )

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -29,6 +30,7 @@ from ddtree_ops.report.write import json_text
 from ddtree_ops.results import CheckResult, Evidence, Figure, Verdict
 from ddtree_ops.runreport import RunReport, TargetReport
 
+ROOT = Path(__file__).parents[2]
 RENDERERS: dict[str, Callable[[RunReport], str]] = {
     "json": json_text,
     "junit": junit_xml,
@@ -177,6 +179,33 @@ class TestPrometheus:
         assert verdicts == {"pass": 0, "fail": 1, "inconclusive": 0, "skipped": 0}
         assert found['ddtree_ops_run_complete{command="validate"}'] == 1
         assert found['ddtree_ops_run_timestamp_seconds{command="validate"}'] == 1796020324
+
+    def test_the_alerts_of_the_docs_find_what_did_not_pass_and_nothing_else(self) -> None:
+        alerts = [
+            re.fullmatch(r'(ddtree_ops_\w+)(?:\{verdict(=~?)"([^"]+)"\})? == ([01])', line)
+            for line in (ROOT / "docs" / "reports.md").read_text().splitlines()
+        ]
+        rules = [alert.groups() for alert in alerts if alert]
+        assert len(rules) == 3
+
+        def firing(run: RunReport) -> set[str]:
+            found = set()
+            for series, value in self.samples(metrics_text(run)).items():
+                name, _, labels = series.partition("{")
+                known = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+                for metric, _, verdicts, number in rules:
+                    wanted = verdicts is None or known.get("verdict") in verdicts.split("|")
+                    if name == metric and wanted and value == float(number):
+                        found.add(known.get("check") or name)
+            return found
+
+        checks = [CheckResult(verdict.value, verdict, "said") for verdict in Verdict]
+        target = "ddtree_ops_target_verdict"
+        assert firing(run_of(*checks)) == {"fail", "inconclusive", target}
+        fine = [check for check in checks if check.name in ("pass", "skipped")]
+        assert firing(run_of(*fine)) == set()
+        assert firing(run_of(*fine, complete=False)) == {"ddtree_ops_run_complete"}
+        assert firing(run_of()) == {target}
 
     def test_what_has_no_value_is_left_out(self) -> None:
         text = metrics_text(validate_run())

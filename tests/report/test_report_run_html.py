@@ -154,6 +154,14 @@ def test_of_what_to_do_next_only_the_commands_are_code() -> None:
     ) in page
 
 
+def test_the_verdict_on_a_journal_is_not_that_of_the_run() -> None:
+    quiet = {"verdict": "pass", "headline": "nothing wrong was found", "source": "b300", "diagnoses": []}
+    bad = CheckResult("stop", Verdict.FAIL, "ran on")
+    target = TargetReport("b300", "b300", "s", checks=(bad,), diagnoses=(quiet,))
+    page = html_report(replace(validate_run(), targets=(target,)))
+    assert "<h3>Diagnosis of the journal: b300</h3>" in page
+
+
 def test_what_failed_comes_first_and_is_open(pages: dict[str, Page]) -> None:
     text = "\n".join(pages["validate"].text)
     places = [text.index(f"\n{name}\n") for name in ("garbage", "lossless", "chat", "tool-call")]

@@ -14,6 +14,7 @@ from ddtree_ops.deploy.history import Activation, History
 from ddtree_ops.deploy.plan import Change, ChangeKind, FileDelta, Plan, ValueChange, Wish
 from ddtree_ops.deploy.status import Figures, Patch, Seen, Status
 from ddtree_ops.errors import UnreachableError
+from ddtree_ops.report.lists import print_history
 from ddtree_ops.report.summary import print_plan
 from ddtree_ops.report.tables import ago, print_drift, print_status
 from ddtree_ops.results import Verdict
@@ -45,6 +46,19 @@ PLAN = Plan(
     reasons=("the release changes",),
     stays=("no new unit file: the installed one is as wished",),
 )
+
+
+def test_what_a_bench_deployed_is_marked_in_the_history():
+    made = [
+        Activation(f"i{number}", "2026-11-29T17:05:00+00:00", "a" * 64, "u", "p", "ann", "desk", reason,
+                   verdict=Verdict.PASS, command=command)
+        for number, (reason, command) in enumerate(
+            [("deploy", ""), ("deploy", "deploy"), ("deploy", "bench"), ("rollback", "bench"), ("validate", "")]
+        )
+    ]  # fmt: skip
+    text = shown(print_history, "ct200", "k26.service", History(tuple(made)), {}, lines=9)
+    acts = [line.split()[2] for line in text.splitlines() if "17:05:00Z" in line]
+    assert acts == ["deploy", "deploy", "bench", "rollback", "validate"]
 
 
 def test_a_plan_counts_files_and_names_arguments():

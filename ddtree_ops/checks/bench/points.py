@@ -212,11 +212,17 @@ def with_speedups(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
 
 
 def recommended(checks: Iterable[CheckResult]) -> Mapping[str, str]:
-    """Of each concurrency the configuration with the highest output rate of those that passed, by concurrency."""
+    """Of each concurrency the configuration with the highest output rate of those that passed, by concurrency. None where
+    only one passed: there is nothing that it is faster than.
+    """
     best: dict[str, tuple[float, str]] = {}
+    passed: list[str] = []
     for check in checks:
         rate, at = _rate(check), _concurrency(check)
-        if rate is not None and at and (at not in best or rate > best[at][0]):
+        if rate is None or not at:
+            continue
+        passed.append(at)
+        if at not in best or rate > best[at][0]:
             name = check.name.removeprefix(PREFIX).removesuffix(f"-c{at}")
             best[at] = (rate, name)
-    return {at: best[at][1] for at in sorted(best, key=int)}
+    return {at: best[at][1] for at in sorted(best, key=int) if passed.count(at) > 1}

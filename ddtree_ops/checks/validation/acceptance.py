@@ -18,7 +18,7 @@ from ddtree_ops.checks.validation.acceptance_judging import (
     total_counts,
 )
 from ddtree_ops.checks.validation.acceptance_prompts import Ask, Rendered, kinds, pick_prompts, ready
-from ddtree_ops.checks.validation.asking import excerpt, fitting, skipped
+from ddtree_ops.checks.validation.asking import excerpt, fitting, next_of, skipped
 from ddtree_ops.checks.validation.base import Context, Settings, check
 from ddtree_ops.checks.validation.judging import Judgement
 from ddtree_ops.errors import Inconclusive, RemoteError
@@ -187,12 +187,13 @@ def _result(
 
 def _next(ctx: Context, judged: Judgement) -> str:
     """What to do about it: the judgement's words, and a command."""
-    if judged.verdict is Verdict.PASS or "ddtree-ops " in judged.hint:
-        return judged.hint
+    hint = next_of(ctx, judged)
+    if judged.verdict is Verdict.PASS or "ddtree-ops " in hint:
+        return hint
     command = f"ddtree-ops logs {ctx.host} --stats"
     if judged.verdict is Verdict.FAIL:
         command = f"ddtree-ops diagnose {ctx.host}; ddtree-ops lint {ctx.host}"
-    return f"{judged.hint.rstrip('. ')}. Next: {command}" if judged.hint else command
+    return f"{judged.hint.rstrip('. ')}; {command}" if judged.hint else command
 
 
 def _told(counts: Counts) -> str:

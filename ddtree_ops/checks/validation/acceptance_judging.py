@@ -222,7 +222,7 @@ def judge_said(named: Sequence[tuple[str, Generation]], *, quality: bool) -> Jud
     return Judgement(
         Verdict.FAIL,
         f"{len(found)} of {count(len(named), 'answer')} garbage: their accept length says nothing: {name}: {reason}",
-        "compare with the same prompt on a server without speculation",
+        nonsense=True,
     )
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "fitting",
     "generate",
     "named_prompt",
+    "next_of",
     "prose",
     "sized_prose",
     "skipped",
@@ -198,11 +199,25 @@ def told(
     return ctx.result(
         judgement.verdict,
         judgement.summary,
-        hint=judgement.hint,
+        hint=next_of(ctx, judgement),
         facts=facts,
         evidence=(*said, *evidence),
         figures=figures,
     )
+
+
+def next_of(ctx: Context, judgement: Judgement) -> str:
+    """What to do about a judgement. Of text that is bad the journal holds nothing: other commands tell more. Pure."""
+    if not judgement.nonsense:
+        return judgement.hint
+    name = ctx.target.name
+    host, _, service = name.partition("/")
+    patched = f"{host} --service {service}" if service else host  # a word with a slash would be a path there
+    looks = [f"ddtree-ops patch check {patched}", f"ddtree-ops rollback {name}"]
+    if ctx.speculative:
+        looks.insert(0, f"ddtree-ops validate {name} --check lossless")
+    commands = ", or ".join(looks)
+    return f"{judgement.hint}: {commands}" if judgement.hint else commands
 
 
 def skipped(ctx: Context, why: str) -> CheckResult:

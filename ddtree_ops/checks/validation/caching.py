@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -11,10 +12,17 @@ from pydantic import Field
 from ddtree_ops.checks.engine import EngineError, Generation
 from ddtree_ops.checks.validation.asking import capacity, chat, generate, prose, skipped, told
 from ddtree_ops.checks.validation.base import Context, Settings, check
-from ddtree_ops.checks.validation.judging import Hit, begun_early, judge_flush, judge_prefix
+from ddtree_ops.checks.validation.judging import (
+    ALIKE,
+    Hit,
+    begun_early,
+    judge_flush,
+    judge_prefix,
+    known_before,
+)
 from ddtree_ops.results import CheckResult, Verdict
 
-__all__ = ["Cached"]
+__all__ = ["Cached", "spelled"]
 
 _CHAT = "/v1/chat/completions"
 _ASKED = {
@@ -32,11 +40,21 @@ class Cached(Settings):
 
 
 def _prompt(
-    ctx: Context, settings: Cached, what: str, ask: str = "The next sentence of this text is:"
+    ctx: Context, settings: Cached, what: str, ask: str = "The next sentence of this text is:", word: str = ""
 ) -> str:
-    """A prompt that was never sent before: its first words are the run's and the check's."""
+    """A prompt that was never sent before: its first words are the run's and the check's.
+
+    :param word: one that the tokenizer tells from others, where it does not know the run's: the beginning is spelled with it.
+    """
     chars = min(settings.chars, max(64, capacity(ctx) // 2 - 80))
-    return f"{ctx.nonce} {what}.\n{prose(chars)[:chars]}\n\n{ask}"
+    begin = f"{ctx.nonce} {what}."
+    return f"{spelled(begin, word) if word else begin}\n{prose(chars)[:chars]}\n\n{ask}"
+
+
+def spelled(text: str, word: str) -> str:
+    """32 words that hardly another text gives: ``word`` for a one and ``Note`` for a zero of its digest. Pure."""
+    bits = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    return " ".join(word if bits >> place & 1 else "Note" for place in range(32))
 
 
 def _facts(**answers: Generation) -> dict[str, object]:
@@ -49,20 +67,28 @@ def _facts(**answers: Generation) -> dict[str, object]:
 def prefix_hit(ctx: Context, settings: Cached) -> CheckResult:
     """What comes from the cache, as ``/generate`` counts it; then three chats, each new and twice from the cache.
 
-    Where a chat parts early it is asked anew, under another beginning: a near tie does not come back, damage does.
+    Where a chat parts early it is asked anew, under another beginning: a near tie does not come back, damage does. A
+    tokenizer of a few words takes all beginnings for one: there they are spelled with a word that the model has said.
     """
     if ctx.info.raw.get("disable_radix_cache"):
         return skipped(ctx, "the server runs with --disable-radix-cache")
-    prompt = _prompt(ctx, settings, "prefix")
-    cold, warm = (generate(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(2))
+    prompt, word = _prompt(ctx, settings, "prefix"), ""
+    cold = generate(ctx, prompt, max_tokens=settings.max_tokens)
+    if known_before(cold):
+        word = next(iter(cold.text.split()), "")
+        prompt = _prompt(ctx, settings, "prefix", word=word)
+        cold = generate(ctx, prompt, max_tokens=settings.max_tokens)
+    warm = generate(ctx, prompt, max_tokens=settings.max_tokens)
     hits = []
     for index, name in enumerate(_ASKED):
         ctx.say(name, index / len(_ASKED))
-        hit = _hit(ctx, settings, name, "prefix")
+        hit = _hit(ctx, settings, name, "prefix", word)
         if begun_early(hit):
-            hit = replace(hit, again=_hit(ctx, settings, name, "prefix anew"))
+            hit = replace(hit, again=_hit(ctx, settings, name, "prefix anew", word))
         hits.append(hit)
     found = judge_prefix(cold, warm, hits, quality=ctx.quality)
+    if found.hint == ALIKE:
+        found = replace(found, hint=f"{ALIKE}: ddtree-ops restart {ctx.target.name}")
     said = {"POST /generate (new)": cold.text, "POST /generate (cached)": warm.text}
     for hit in hits:
         if hit.parted is not None:
@@ -74,9 +100,9 @@ def prefix_hit(ctx: Context, settings: Cached) -> CheckResult:
     return told(ctx, found, answers=said, facts=facts)
 
 
-def _hit(ctx: Context, settings: Cached, name: str, what: str) -> Hit:
+def _hit(ctx: Context, settings: Cached, name: str, what: str, word: str) -> Hit:
     """A chat asked three times: new, then twice from the cache."""
-    prompt = _prompt(ctx, settings, f"{what}, {name}", _ASKED[name])
+    prompt = _prompt(ctx, settings, f"{what}, {name}", _ASKED[name], word)
     cold, warm, third = (chat(ctx, prompt, max_tokens=settings.max_tokens) for _ in range(3))
     return Hit(name, cold, warm, third)
 

@@ -22,7 +22,7 @@ from ddtree_ops.checks.validation.acceptance_prompts import Ask, digest, pick_pr
 from ddtree_ops.checks.validation.asking import fitting
 from ddtree_ops.checks.validation.base import Context
 from ddtree_ops.checks.validation.lossless_judging import Answer
-from ddtree_ops.errors import CheckFailed, ConfigError, Inconclusive, OpsError, RemoteError
+from ddtree_ops.errors import CheckFailed, ConfigError, Inconclusive, OpsError, RemoteError, UsageError
 
 __all__ = [
     "BATCH",
@@ -32,6 +32,7 @@ __all__ = [
     "Golden",
     "Spoken",
     "answer_of",
+    "demand_room",
     "flushed",
     "load",
     "measure",
@@ -387,18 +388,51 @@ def save(golden: Golden, path: Path) -> None:
         ) from error
 
 
-def load(path: Path) -> Golden:
+def demand_room(path: Path) -> bool:
+    """May a recording be written to ``path``? True: in place of an earlier golden file.
+
+    :raises UsageError: something else is there.
+    """
+    if not path.exists() and not path.is_symlink():
+        return False
+    if not _ours(path):
+        raise UsageError(
+            f"--record {path}: that is there already, and no golden file: it would be overwritten",
+            state="nothing was contacted; it is as it was",
+            hint="name a new file: ddtree-ops validate HOST --record NEW_FILE",
+        )
+    return True
+
+
+def _ours(path: Path) -> bool:
+    """Is it a golden file, if of another version, or damaged?"""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"schema", "prompts_sha256", "prompts"} <= found.keys()
+
+
+def load(path: Path, *, state: str = "nothing was compared") -> Golden:
     """Read a golden file. :raises ConfigError: there is none, or it is damaged."""
     try:
         return Golden.from_json(json.loads(path.read_text("utf-8")), str(path))
+    except FileNotFoundError:
+        problem = "there is no such file"
     except OSError as error:
         problem = str(error.strerror)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        problem = "no golden file: it is not JSON"
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        problem = (
-            f"no golden file: {error if isinstance(error, ValueError) else f'{type(error).__name__} {error}'}"
-        )
+        if not _ours(path):
+            problem = "no golden file: it is JSON of another kind"
+        else:
+            why = f": {error}" if isinstance(error, ValueError) else ""
+            problem = f"a damaged golden file{why}"
+    free = _ours(path) or not path.exists()
     raise ConfigError(
         f"{path}: {problem}",
-        state="nothing was compared",
-        hint=f"record it from the target alone: ddtree-ops validate HOST --record {path}",
+        state=state,
+        hint=f"record {'it' if free else 'a new one'} from the target alone: ddtree-ops validate HOST --record "
+        f"{path if free else 'NEW_FILE'}",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -15,6 +15,7 @@ from ddtree_ops.results import Verdict
 from ddtree_ops.wording import count
 
 __all__ = [
+    "ALIKE",
     "EARLY",
     "Hit",
     "Judgement",
@@ -47,6 +48,7 @@ __all__ = [
     "judge_stream",
     "judge_tool",
     "judge_unicode",
+    "known_before",
     "stop_string",
     "worst_of",
 ]
@@ -54,6 +56,11 @@ __all__ = [
 EARLY = 16
 """Characters: two answers to the same prompt at temperature 0 that part before this never began alike; a near tie between
 two tokens, which may fall either way when the same sums are made in another order, seldom comes so early."""
+ALIKE = (
+    "it began with a word of this run alone: does the tokenizer know too few words to tell texts apart (a tiny test model)? "
+    "Then a start empties the cache; with any other model the cache gives what it does not hold"
+)
+"""Hint where a new prompt was in the cache."""
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 _OVER_LONG = re.compile(r"longer than the model's context length|exceeds the model's maximum context length")
 _NUMBER = re.compile(r"-?\d+(?:[ ,\u202f]\d{3})*(?![\d])(?:\.0+(?!\d))?")
@@ -69,11 +76,15 @@ _THOUGHT = re.compile(r"<think>.*?</think>", re.S)
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, one sentence for a person, and what to type next where it is no pass."""
+    """A verdict, one sentence for a person, and what to type next where it is no pass.
+
+    :param nonsense: text is bad, which no journal tells of.
+    """
 
     verdict: Verdict
     summary: str
     hint: str = ""
+    nonsense: bool = False
 
     @property
     def ok(self) -> bool:
@@ -87,6 +98,10 @@ def _pass(summary: str) -> Judgement:
 
 def _fail(summary: str, hint: str = "") -> Judgement:
     return Judgement(Verdict.FAIL, summary, hint)
+
+
+def _nonsense(summary: str, hint: str = "") -> Judgement:
+    return Judgement(Verdict.FAIL, summary, hint, nonsense=True)
 
 
 def _unknown(summary: str, hint: str = "") -> Judgement:
@@ -172,7 +187,7 @@ def judge_chat(chat: Chat, *, max_tokens: int, quality: bool) -> Judgement:
     if tokens < 1:
         return _fail("no token came")
     if (why := _sanity(chat.text, tokens, quality)) is not None:
-        return _fail(f"the text is not sane: {why}")
+        return _nonsense(f"the text is not sane: {why}")
     return _pass(f"{count(tokens, 'token')} ({reason}) to a prompt of {chat.prompt_tokens}")
 
 
@@ -184,9 +199,9 @@ def judge_answers(named: Sequence[tuple[str, Chat]], *, quality: bool) -> Judgem
         if why is not None:
             found.append(f"{name}: {why}")
     if found:
-        return _fail(
+        return _nonsense(
             f"{len(found)} of {count(len(named), 'answer')} garbage: {found[0]}",
-            "the process lives and answers nonsense: compare with the same prompt on a server without speculation",
+            "the process lives and answers nonsense",
         )
     what = "read as text" if quality else "have text (its sense was not judged)"
     return _pass(f"{count(len(named), 'answer')}, all {what}") if named else _unknown("nothing was asked")
@@ -234,6 +249,11 @@ def begun_early(hit: Hit) -> bool:
     return hit.parted is not None and hit.parted < EARLY
 
 
+def known_before(cold: Generation) -> bool:
+    """Did most of a prompt that ought to be new come from the cache?"""
+    return cold.cached_tokens >= cold.prompt_tokens / 2
+
+
 def judge_prefix(cold: Generation, warm: Generation, hits: Sequence[Hit], *, quality: bool) -> Judgement:
     """Is the same prompt answered from the cache, and answered the same?
 
@@ -244,8 +264,11 @@ def judge_prefix(cold: Generation, warm: Generation, hits: Sequence[Hit], *, qua
     :param cold: ``/generate``, with nothing in the cache, which tells how much came from there; ``warm``: the second time.
     :param hits: chats, whose answers are compared.
     """
-    if cold.cached_tokens >= cold.prompt_tokens / 2:
-        return _unknown(f"{cold.cached_tokens} tokens of a new prompt came from the cache: it was not new")
+    if known_before(cold):
+        return _unknown(
+            f"{cold.cached_tokens} of {cold.prompt_tokens} tokens of a new prompt came from the cache: it was not new",
+            ALIKE,
+        )
     if warm.cached_tokens <= cold.cached_tokens or warm.cached_tokens < 1:
         return _fail(
             f"the same prompt again: {warm.cached_tokens} of {warm.prompt_tokens} tokens came from the cache: "
@@ -253,13 +276,16 @@ def judge_prefix(cold: Generation, warm: Generation, hits: Sequence[Hit], *, qua
             "is the KV cache too small for one prompt (max_total_num_tokens), or the cache switched off?",
         )
     hit = f"{warm.cached_tokens} of {warm.prompt_tokens} tokens from the cache"
-    if (why := _sanity(warm.text, warm.completion_tokens, quality)) is not None:
-        return _fail(f"{hit}, and the second answer is not sane: {why}")
+    said: list[tuple[str, Generation | Chat]] = [("first answer", cold), ("second answer", warm)]
     for each in hits:
         for one in (each, *([each.again] if each.again else [])):
-            for number, answer in (("second", one.warm), ("third", one.third)):
-                if (why := _sanity(answer.text, answer.completion_tokens, quality)) is not None:
-                    return _fail(f"{hit}, and the {number} answer ({one.name}) is not sane: {why}")
+            asked = (("first", one.cold), ("second", one.warm), ("third", one.third))
+            said += [(f"{number} answer ({one.name})", answer) for number, answer in asked]
+    for which, answer in said:
+        if (why := _sanity(answer.text, answer.completion_tokens, quality)) is not None:
+            if which.startswith("first"):
+                return _nonsense(f"the {which}, without the cache, is not sane: {why}")
+            return _nonsense(f"{hit}, and the {which} is not sane, though the first was: {why}")
     if not hits:
         return _unknown(f"{hit}, and no answers were compared")
     other = [each for each in hits if each.parted is not None]
@@ -329,7 +355,7 @@ def judge_burst(
     for index, chat in enumerate(chats):
         found = judge_chat(chat, max_tokens=max_tokens, quality=quality)
         if not found.ok:
-            return Judgement(found.verdict, f"{width} at once: answer {index + 1}: {found.summary}")
+            return replace(found, summary=f"{width} at once: answer {index + 1}: {found.summary}")
     for index, (chat, own) in enumerate(zip(chats, alone, strict=False)):
         for other, text in enumerate(alone):
             if own is not None and text is not None and chat.text == text and text != own:
@@ -450,7 +476,7 @@ def judge_copy(wanted: str, chat: Chat) -> Judgement:
     begin = said.find(wanted[:8])
     shown = said[begin:] if begin >= 0 else said.strip()
     place = difference(wanted, shown) or 0
-    return _fail(
+    return _nonsense(
         f"not verbatim from character {place} on: {_around(shown, place)}, not {_around(wanted, place)}"
     )
 
@@ -501,7 +527,7 @@ def judge_arithmetic(tasks: Sequence[tuple[str, int, Chat]]) -> Judgement:
             f"{asked} = {right}, and it said {said if said is not None else repr((chat.text or '')[:40])}"
         )
     if wrong:
-        return _fail(f"{len(wrong)} of {count(len(tasks), 'task')} wrong: {wrong[0]}")
+        return _nonsense(f"{len(wrong)} of {count(len(tasks), 'task')} wrong: {wrong[0]}")
     if early:
         return early[0]
     return _pass(f"{count(len(tasks), 'task')}, all right") if tasks else _unknown("nothing was asked")
@@ -514,7 +540,7 @@ def judge_needle(code: str, chat: Chat, *, depth: float, least: int) -> Judgemen
         if chat.prompt_tokens < least:
             return _unknown(f"found {where}, and {least} tokens were wanted at least")
         return _pass(f"found {where}")
-    return cut_off(chat) or _fail(f"not found {where}: it said {answer_of(chat)[:60]!r}, not {code!r}")
+    return cut_off(chat) or _nonsense(f"not found {where}: it said {answer_of(chat)[:60]!r}, not {code!r}")
 
 
 @dataclass(frozen=True)
@@ -652,9 +678,9 @@ def judge_unicode(wanted: str, whole: Chat, streamed: Streamed, *, quality: bool
     """Do characters of several bytes arrive whole, streamed or not?"""
     for name, text in (("the answer", whole.text or ""), ("the stream", streamed.text)):
         if quality and "\ufffd" in text.rstrip("\ufffd"):
-            return _fail(f"{name} holds U+FFFD: {_around(text, text.index(chr(0xFFFD)))}")
+            return _nonsense(f"{name} holds U+FFFD: {_around(text, text.index(chr(0xFFFD)))}")
         if any("\ud800" <= char <= "\udfff" for char in text):
-            return _fail(f"{name} holds half a character (a surrogate)")
+            return _nonsense(f"{name} holds half a character (a surrogate)")
     if not quality:
         return _pass(
             "an answer to a prompt of many scripts came, streamed and whole (its sense was not judged)"

@@ -59,7 +59,7 @@ Baseline = Callable[[], AbstractContextManager[EngineClient]]
 
 
 class Lossless(Settings):
-    """``golden``: a recorded file; left out: the run's, or the baseline service. ``epsilon`` in nats; ``batch`` 0: batch 1 only."""
+    """``golden``: a recorded file, where the run is given none; left out: the baseline service. ``epsilon`` in nats; ``batch`` 0: batch 1 only."""
 
     prompts: Annotated[int, Field(ge=1)] = PROMPTS
     max_tokens: Annotated[int, Field(ge=8)] = MAX_TOKENS
@@ -120,7 +120,7 @@ def lossless(ctx: Context, settings: Lossless) -> CheckResult:
 
 def _baseline(ctx: Context, settings: Lossless) -> Golden | CheckResult:
     """The baseline's answers; a result where there are none."""
-    path = settings.golden or ctx.shared.get(GOLDEN)
+    path = ctx.shared.get(GOLDEN) or settings.golden
     if path:
         found = load(Path(path).expanduser())
         with_gaps(found, ctx.host)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ from ddtree_ops.secret import Secret, redact
 from ddtree_ops.service.control import UnitControl
 from ddtree_ops.service.state import UnitState
 
-__all__ = ["Validation", "open_context", "validate"]
+__all__ = ["Validation", "demanded", "open_context", "validate"]
 
 _DEATH_PATIENCE = 3.0
 """Seconds that an engine which dies may take to be gone."""
@@ -87,6 +87,7 @@ def validate(
     quality: bool | None = None,
     timeout: float | None = None,
     shared: Mapping[str, Any] | None = None,
+    named: Collection[str] = (),
     on_result: Callable[[CheckResult], None] | None = None,
     on_facts: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Validation:
@@ -96,12 +97,13 @@ def validate(
     :param quality: False: texts are checked for being there, not for sense; None: as the inventory says.
     :param timeout: seconds for one request; None: as the inventory says.
     :param shared: what the caller knows already, for :attr:`Context.shared` (a baseline, a golden file, history).
+    :param named: checks that were asked for by name: one that skips itself has proven nothing, and is inconclusive.
     :param on_result: called with every result as it comes.
     :param on_facts: called with what is known of the engine before the first check, see :class:`Validation`.
     :raises UnreachableError: the session ended; what was found until then went to ``on_result``.
     """
     run = _Run(session, target, report, on_result, shared or {})
-    run.on_facts = on_facts
+    run.on_facts, run.named = on_facts, frozenset(named)
     begun = time.monotonic()
     report(Event(EventKind.START, target.name, PHASE, f"{len(plan)} checks"))
     run.all(plan, api_key, quality, timeout)
@@ -177,6 +179,14 @@ def _outcome(ctx: Context, planned: Planned) -> tuple[CheckResult, EngineError |
         return ctx.result(Verdict.FAIL, summary, hint=hint, evidence=[evidence]), None
 
 
+def demanded(result: CheckResult, named: Collection[str], host: str) -> CheckResult:
+    """A check that was asked for by name and skipped itself was not judged: that is no pass. Pure."""
+    if result.verdict is not Verdict.SKIPPED or result.name not in named:
+        return result
+    hint = result.hint or f"where it does not apply, leave its name out: ddtree-ops validate {host}"
+    return replace(result, verdict=Verdict.INCONCLUSIVE, hint=hint)
+
+
 def _broken(error: Exception, host: str, key: Secret | None) -> tuple[str, str, Evidence]:
     """Summary, hint and evidence of an error that nothing was prepared for."""
     keys = (key.reveal(),) if key else ()
@@ -222,6 +232,7 @@ class _Run:
     ) -> None:
         self.session, self.target, self.report, self.on_result = session, target, report, on_result
         self.shared = shared
+        self.named: frozenset[str] = frozenset()
         self.results: list[CheckResult] = []
         self.facts: dict[str, Any] = {}
         self.on_facts: Callable[[Mapping[str, Any]], None] | None = None
@@ -357,7 +368,7 @@ class _Run:
             ctx.say(planned.spec.title, index / len(plan))
             begun = time.monotonic()
             result, error = _outcome(ctx, planned)
-            self.add(self._explained(result, error, ctx.unit, ctx), begun)
+            self.add(demanded(self._explained(result, error, ctx.unit, ctx), self.named, ctx.host), begun)
             if not self.over and (size := host_memory(self.session, ctx.unit)) is not None:
                 ctx.shared.setdefault(MEMORY, []).append(size)
 
@@ -414,5 +425,5 @@ class _Run:
             ctx.name = planned.name
             begun = time.monotonic()
             result, _ = _outcome(ctx, planned)
-            self.add(result, begun)
+            self.add(demanded(result, self.named, ctx.host), begun)
         self.diagnosis = ctx.shared.get(DIAGNOSIS)

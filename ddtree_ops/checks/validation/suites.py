@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_ops.checks.validation.base import CheckSpec, Settings
+from ddtree_ops.checks.validation.golden import load as load_golden
 from ddtree_ops.checks.validation.registry import checks
 from ddtree_ops.errors import UsageError
 from ddtree_ops.inventory.named import file_schema, list_schema, named
@@ -32,7 +33,16 @@ from ddtree_ops.inventory.yaml_source import (
     suggestion,
 )
 
-__all__ = ["Planned", "Suite", "load_suite", "pick", "resolve", "suite_names", "suite_schema"]
+__all__ = [
+    "Planned",
+    "Suite",
+    "heed_golden",
+    "load_suite",
+    "pick",
+    "resolve",
+    "suite_names",
+    "suite_schema",
+]
 
 _SHIPPED = Path(__file__).with_name("suites")
 
@@ -90,7 +100,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
                 hint=f"there are {', '.join(suite_names())}; or give the path of a file of your own",
             )
         path = _SHIPPED / f"{given}.yaml"
-    hint = f"correct {display(path)} and run it again; validate --list says what a check is called and takes"
+    hint = f"correct {display(path)} and run it again; ddtree-ops validate --list says what a check is called and takes"
     document = load_document(path, hint=hint, defer=True)
     suite, problems = resolve(document, path.stem)
     if suite is None or problems:
@@ -143,16 +153,36 @@ def pick(names: Sequence[str] = (), suite: Suite | None = None) -> tuple[Planned
         if name not in known:
             raise UsageError(
                 f"there is no check named {name}{suggestion(name, known)}",
-                hint="validate --list names them all",
+                hint="ddtree-ops validate --list names them all",
             )
     wanted = list(dict.fromkeys(names)) or list(own)
     if not wanted:
         raise UsageError(
-            "no check to run", hint="name a suite (--suite quick) or a check (--check short-chat)"
+            "no check to run",
+            hint="name a suite (--suite quick) or a check (--check short-chat); ddtree-ops validate --list names them all",
         )
     every = {name: own.get(name) or Planned(spec, spec.settings()) for name, spec in known.items()}
     asking = [every[name] for name in wanted if not known[name].standing]
     return (*asking, *(planned for name, planned in every.items() if known[name].standing))
+
+
+def heed_golden(plan: Sequence[Planned], given: str = "") -> None:
+    """Read the golden files that ``plan`` compares with, before anything is contacted.
+
+    :param given: that of the command line or of a step, before those of the suite; empty: there is none.
+    :raises UsageError: one is given, and no check of ``plan`` compares with it.
+    :raises ConfigError: there is no such file, or it is no golden file.
+    """
+    using = [planned for planned in plan if hasattr(planned.settings, "golden")]
+    if given and not using:
+        raise UsageError(
+            f"--golden {given}: none of the chosen checks compares with it",
+            state="nothing was contacted",
+            hint="the check lossless does: --check lossless, or --suite standard; ddtree-ops validate --list names them all",
+        )
+    for path in dict.fromkeys(given or getattr(planned.settings, "golden", "") for planned in using):
+        if path:
+            load_golden(Path(path).expanduser(), state="nothing was contacted")
 
 
 @cache
