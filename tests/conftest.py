@@ -35,6 +35,10 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+SIGNALS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+"""What takes them while no command runs in this process."""
+
+
 class Command:
     """A command under way, as ``subprocess.Popen`` with text pipes is; used as a context manager, it is waited for.
 
@@ -264,10 +268,11 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """The command takes signals for itself, also where a test runs it in this process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """The command takes signals for itself, also where a test or a fixture runs it in this process."""
+    for number, handler in SIGNALS.items():
+        signal.signal(number, handler)
     yield
-    for number, handler in before.items():
+    for number, handler in SIGNALS.items():
         signal.signal(number, handler)
 
 

@@ -266,7 +266,7 @@ def test_many_setups_are_not_many_screens_of_charts() -> None:
 def test_no_text_makes_a_tag(text: str) -> None:
     def report(word: str) -> RunReport:
         figures = (
-            Figure("output_rate", 2.0, word, word, labels={"mode": word, "concurrency": word or "1"}),
+            Figure("output_rate", 2.0, word, word, labels={"mode": word, "concurrency": f"{word}!"}),
             Figure("load_phase", 2.0, "s", word, labels={"phase": word}),
             Figure("accept_histogram", 2.0, "steps", word, labels={"accepted": word}),
             Figure("speedup", 2.0, "ratio", word, labels={"mode": word, "concurrency": "1"}),
