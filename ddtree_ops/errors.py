@@ -30,6 +30,8 @@ one line; :meth:`OpsError.render` is the whole text. Errors never contain secret
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "UnreachableError",
     "UsageError",
     "heed_interruption",
+    "heeding",
 ]
 
 
@@ -261,3 +264,13 @@ def heed_interruption(error: BaseException) -> None:
             raise KeyboardInterrupt from error
         seen.add(id(one))
         waiting += (one.__cause__, one.__context__)
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    """What fails in the block goes on as it is, or as the interruption that it hides: see :func:`heed_interruption`."""
+    try:
+        yield
+    except Exception as error:
+        heed_interruption(error)
+        raise

@@ -41,7 +41,7 @@ from ddtree_ops.cli import (
 )
 from ddtree_ops.cli.common import selecting
 from ddtree_ops.cli.helping import helping
-from ddtree_ops.errors import ExitCode, OpsError, heed_interruption
+from ddtree_ops.errors import ExitCode, OpsError, heeding
 from ddtree_ops.report.typed import remember_inventory, typed
 
 __all__ = ["app", "main"]
@@ -172,10 +172,8 @@ def _no_interruption_lost(interruption: _Interruption) -> Iterator[None]:
 
     sys.unraisablehook = unraisable
     try:
-        yield
-    except Exception as error:
-        heed_interruption(error)
-        raise
+        with heeding():
+            yield
     finally:
         sys.unraisablehook = before
 

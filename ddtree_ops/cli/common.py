@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import typer
 
-from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError, heed_interruption
+from ddtree_ops.errors import ConfigError, ExitCode, OpsError, UsageError, heeding
 from ddtree_ops.paths import signature_directories
 from ddtree_ops.report.output import Output
 from ddtree_ops.secret import masked
@@ -498,10 +498,12 @@ def on_hosts(targets: Sequence[Target], action: Callable[[Session, Target], _T])
 
 def _tried(host: str, action: Callable[[], _T]) -> _T | OpsError:
     try:
-        return action()
+        with heeding():
+            return action()
+    except OpsError as error:
+        return error.at(host=host)
     except Exception as error:
-        heed_interruption(error)
-        return error.at(host=host) if isinstance(error, OpsError) else _internal(error, host)
+        return _internal(error, host)
 
 
 def parted(

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from ddtree_ops.deploy.deployed_settings import deployed_settings
 from ddtree_ops.deploy.drift_look import CLOCK_S, NAMED, Live, Process, look_requests, parse_live
-from ddtree_ops.deploy.drift_settings import deployed_settings
 from ddtree_ops.deploy.plan import (
     ValueChange,
     compare_values,

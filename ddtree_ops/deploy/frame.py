@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddtree_ops.errors import ExitCode, OpsError, heed_interruption
+from ddtree_ops.errors import ExitCode, OpsError, heeding
 from ddtree_ops.results import CheckResult, Event, EventKind, Reporter
 from ddtree_ops.secret import redact
 
@@ -44,11 +44,8 @@ class Frame:
         started = time.monotonic()
         self.emit(EventKind.START, name, message)
         try:
-            try:
+            with heeding():
                 yield
-            except Exception as error:
-                heed_interruption(error)
-                raise
         except OpsError as error:
             error.at(host=self.host, phase=name, state=self.state_left)
             error.message = self.masked(error.message)

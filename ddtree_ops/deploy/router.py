@@ -46,7 +46,7 @@ from ddtree_ops.errors import (
     PreflightError,
     RolledBack,
     UsageError,
-    heed_interruption,
+    heeding,
 )
 from ddtree_ops.inventory.models import Host, Inventory, Router, Target
 from ddtree_ops.inventory.routers import Worker, workers
@@ -268,11 +268,8 @@ class RouterDeployment:
         """Bring the router to what the inventory says; errors are in the result."""
         result = self.result
         try:
-            try:
+            with heeding():
                 self._deploy(dry_run, lock_wait)
-            except Exception as error:
-                heed_interruption(error)
-                raise
         except RolledBack as error:
             result.outcome, result.error = "rolled-back", error
         except OpsError as error:
@@ -306,11 +303,11 @@ class RouterDeployment:
             self.result.outcome = "planned" if self.result.reasons else "unchanged"
             return
         try:
-            self._activate(self.unit_text, "deploy", key)
-            self._wait()
-            self._smoke()
+            with heeding():
+                self._activate(self.unit_text, "deploy", key)
+                self._wait()
+                self._smoke()
         except OpsError as error:
-            heed_interruption(error)
             self._roll_back(error.at(host=self.host.name, state=self.frame.state_left))
         self._accept()
         self.result.outcome = "deployed"

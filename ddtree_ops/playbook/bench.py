@@ -32,11 +32,11 @@ from ddtree_ops.checks.bench.points import (
 )
 from ddtree_ops.checks.bench.sampling import HISTOGRAM, take_sample
 from ddtree_ops.checks.speculation import TOO_LITTLE
+from ddtree_ops.deploy.deployed_settings import deployed_settings
 from ddtree_ops.deploy.guard import Safety, describe_holder, locked, new_lock_id, take_lock
 from ddtree_ops.deploy.history import Activation, History, read_history
 from ddtree_ops.deploy.outcome import Outcome, Result
-from ddtree_ops.deploy.plan import ValueChange, compare_values, masked_value
-from ddtree_ops.deploy.secrets import api_key_of, recorded_service
+from ddtree_ops.deploy.secrets import api_key_of
 from ddtree_ops.errors import (
     CheckFailed,
     ConfigError,
@@ -51,7 +51,7 @@ from ddtree_ops.errors import (
     heed_interruption,
 )
 from ddtree_ops.inventory import override
-from ddtree_ops.inventory.models import Service, Target
+from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook import operate
 from ddtree_ops.playbook.load import load_playbook
 from ddtree_ops.playbook.models import Playbook
@@ -80,7 +80,6 @@ __all__ = [
     "differences",
     "gains_too_little",
     "new_run_id",
-    "other_settings",
     "refuse_other",
     "refuse_what_lint_refuses",
     "replaced",
@@ -88,8 +87,6 @@ __all__ = [
     "starts_needed",
 ]
 
-_FOR_PEOPLE = {"name", "description", "secrets", "baseline", "lint"}
-"""Settings of a service that do not reach its engine, or of which the host keeps no record."""
 _SHOWN = 6
 _AFTER_LEASE_S = 5.0
 _MAY_SERVE = "a configuration of the bench may serve"
@@ -994,11 +991,7 @@ def _otherwise(session: Session, target: Target, past: History) -> str:
     found, left = past.before_bench
     if found is None:
         return ""
-    record = session.read_file(f"{Layout.of(target).kept_unit(found.unit_sha256)}.json")
-    try:
-        changes = None if record is None else other_settings(recorded_service(record), target.service)
-    except ValueError:
-        changes = None
+    changes = deployed_settings(session, Layout.of(target), found, target.service)
     what = "what ran before the bench that was killed" if left else "what runs now"
     if changes is None:
         return f"{what} is of another version of ddtree-ops: how its settings differ from those measured is not known"
@@ -1017,27 +1010,6 @@ def _otherwise(session: Session, target: Target, past: History) -> str:
         f"{what} was deployed with other settings than the inventory's: {'; '.join(shown[:_SHOWN])}{more}; {afterwards} "
         "(to measure it give the same --set)"
     )
-
-
-def other_settings(recorded: Service, wished: Service) -> tuple[ValueChange, ...]:
-    """How the service of an activation differs from the one that is wished, by dotted keys; secrets are masked. Pure."""
-    before, after = _flat(recorded), _flat(wished)
-    return compare_values(before, after, lambda name, value: masked_value(name.rpartition(".")[2], value))
-
-
-def _flat(service: Service) -> dict[str, str]:
-    """Every setting that is set, by its dotted key."""
-    found: dict[str, str] = {}
-
-    def walk(path: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for name, each in value.items():
-                walk(f"{path}.{name}" if path else name, each)
-        elif value is not None:
-            found[path] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-    walk("", service.model_dump(mode="json", exclude=_FOR_PEOPLE))
-    return found
 
 
 def _noted(activation: Activation) -> dict[str, Any]:

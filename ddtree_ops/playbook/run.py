@@ -26,7 +26,7 @@ from ddtree_ops.errors import (
     OpsError,
     RolledBack,
     UnreachableError,
-    heed_interruption,
+    heeding,
 )
 from ddtree_ops.inventory.models import Target
 from ddtree_ops.playbook.models import Playbook, Smoke, Step, Wait
@@ -167,9 +167,9 @@ class _Run:
         results: list[Result] = []
         try:
             try:
-                self._one_host(host, begun, results)
+                with heeding():
+                    self._one_host(host, begun, results)
             except Exception as error:
-                heed_interruption(error)
                 self._leave(group, internal_error(error, host=host, phase="run"))
                 state = "what was done on the host is not known: look at it"
                 results += [self._defect(target, error, "run", state) for target in group[len(results) :]]
@@ -191,18 +191,18 @@ class _Run:
     def _one_host(self, host: str, begun: list[Deployment], results: list[Result]) -> None:
         group = self.groups[host]
         try:
-            session = self.connect(group[0])
+            with heeding():
+                session = self.connect(group[0])
+        except OpsError as error:
+            self._leave(group, error)
+            error.at(host=host, phase="connect", state="nothing was changed")
+            for target in group:
+                self.tell(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
+            results += [Result(one.name, one.service.name, Outcome.FAILED, error=error) for one in group]
+            return
         except Exception as error:
-            heed_interruption(error)
-            if isinstance(error, OpsError):
-                self._leave(group, error)
-                error.at(host=host, phase="connect", state="nothing was changed")
-                for target in group:
-                    self.tell(Event(EventKind.FAIL, target.name, "connect", error.message, elapsed_s=0.0))
-                results += [Result(one.name, one.service.name, Outcome.FAILED, error=error) for one in group]
-            else:
-                self._leave(group, internal_error(error, host=host, phase="connect"))
-                results += [self._defect(target, error, "connect", "nothing was changed") for target in group]
+            self._leave(group, internal_error(error, host=host, phase="connect"))
+            results += [self._defect(target, error, "connect", "nothing was changed") for target in group]
             return
         with session:
             with self._guard:
@@ -308,9 +308,8 @@ def _over_hosts(run: _Run, targets: Sequence[Target], rollout: Rollout) -> dict[
     reason = ""
 
     def one(host: str) -> None:
-        results[host] = run.one_host(
-            host
-        )  # also where an interruption keeps the future from being waited for
+        # Kept here: an interruption may keep the future from being waited for.
+        results[host] = run.one_host(host)
 
     def gather(timeout: float | None) -> None:
         done, _ = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
@@ -469,21 +468,14 @@ def _run_steps(run: _Run, deployment: Deployment) -> OpsError | None:
     except OpsError as error:
         return error if run.interrupted.is_set() else _after_failure(deployment, playbook, error)
     try:
-        _accept(deployment)
+        with heeding():
+            deployment.accept()
     except CheckFailed as error:  # it died, or was restarted, after it had passed
         return error if deployment.member else _after_failure(deployment, playbook, error)
     except OpsError as error:
         lost = deployment.hold.lost() if isinstance(error, LockLost) else None
         return _not_ours(deployment, error, lost) if lost is not None else error
     return None
-
-
-def _accept(deployment: Deployment) -> None:
-    try:
-        deployment.accept()
-    except OpsError as error:
-        heed_interruption(error)
-        raise
 
 
 def _run_all_steps(run: _Run, deployment: Deployment) -> OpsError | None:
@@ -614,14 +606,14 @@ def _perform(deployment: Deployment, step: Step, perform: Perform | None = None)
     """Do one step. A defect of ours becomes an error too: what failed after a switch has to be rolled back."""
     arguments: dict[str, Any] = step.arguments
     try:
-        if perform and step.kind in perform:
-            perform[step.kind](deployment, step)
-        else:
-            getattr(deployment, step.kind)(**arguments)
+        with heeding():
+            if perform and step.kind in perform:
+                perform[step.kind](deployment, step)
+            else:
+                getattr(deployment, step.kind)(**arguments)
+    except OpsError:
+        raise
     except Exception as error:
-        heed_interruption(error)
-        if isinstance(error, OpsError):
-            raise
         raise internal_error(
             error, host=deployment.target.name, phase=step.kind, state=deployment.frame.state_left
         ) from error

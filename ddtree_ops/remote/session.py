@@ -884,9 +884,8 @@ class Session:
 
     def close(self) -> None:
         """End the agent, with its commands and locks, and the connection. May be called twice."""
-        self._lose(
-            "the session is closed"
-        )  # who waits for an answer is woken, whatever becomes of the connection
+        # Who waits for an answer is woken, whatever becomes of the connection.
+        self._lose("the session is closed")
         alone = self._sending.acquire(timeout=1.0)
         try:
             self._transport.close()

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from ddtree_ops.checks.bench.points import Configuration
 from ddtree_ops.cli import benching
 from ddtree_ops.cli.app import app
+from ddtree_ops.deploy.deployed_settings import other_settings
 from ddtree_ops.deploy.guard import Safety
 from ddtree_ops.deploy.history import activation_line, new_activation, verdict_line
 from ddtree_ops.deploy.outcome import Outcome
@@ -248,7 +249,7 @@ def test_a_record_that_cannot_be_read_is_no_equality(record):
 
 def test_secrets_in_it_are_masked():
     there = service(environment={"HF_TOKEN": "hf-value-1"})
-    (change,) = bench.other_settings(there, service())
+    (change,) = other_settings(there, service())
     assert (change.name, change.after) == ("environment.HF_TOKEN", None)
     assert "hf-value-1" not in str(change)
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from ddtree_ops.deploy import drift
+from ddtree_ops.deploy.deployed_settings import other_settings
 from ddtree_ops.deploy.drift import Should, judge, worst_exit
 from ddtree_ops.deploy.drift_look import NAMED, Live, Process, Tree, Venv, parse_live
-from ddtree_ops.deploy.drift_settings import other_settings
 from ddtree_ops.deploy.history import History, new_activation
 from ddtree_ops.deploy.plan import text_sha256
 from ddtree_ops.errors import ExitCode, RemoteError
