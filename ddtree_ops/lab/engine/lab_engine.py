@@ -1590,7 +1590,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(500, error)
         except Exception:
             log("Exception in ASGI application\n" + traceback.format_exc())
-            self.reply(500, "Internal Server Error", "text/plain; charset=utf-8")
+            self.reply(500, "Internal Server Error", "text/plain; charset=utf-8", connection="close")
             self.close_connection = True
 
     def head(self, status: int, headers: dict[str, str]) -> None:
